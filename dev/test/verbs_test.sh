@@ -135,6 +135,30 @@ for verb in "evaluate --val-data $work/data/*val*.bin" "export --output $work/on
     expect 0 "" $verb --model "$work/one" --ignore-tensors 'h.1.*'
     set +f
 done
+# ---- an imported model: what its files say of the ends of texts goes through data, training and export
+imported=$work/imported
+cp -r "$work/hf" "$imported" && rm "$imported/tokenizer.bin"
+echo '{"eos_token_id": [102, 256],  "bos_token_id": 256, "top_p": 0.90}' >"$imported/generation_config.json"
+printf '{"eos_token": "f",  "chat_template": "{{ messages }}"}' >"$imported/tokenizer_config.json"
+printf '{%% for m in messages %%}' >"$imported/chat_template.jinja"
+same "a text ends at any of the ends" "line 12: the quick brown " "$(run "${greedy[@]}" --model "$imported" 2>/dev/null)"
+"$tokenize" --tokenizer "$imported" --quiet --output "$work/told" "$work/text.jsonl" >"$work/out" 2>&1
+verdict $? "data for an imported model: $(cat "$work/out")"
+check "documents are separated by the end of a text" grep -q '"end_of_text": 256' "$work/told/manifest.json"
+mkdir "$work/untold" && cp "$work"/told/train_*.bin "$work/untold"   # without a tokenizer: the model's is taken
+for data in told untold; do
+    expect 0 "step    1/1" --model "$imported" --train-data "$work/$data/*train*.bin" --seq-len 64 -x 1 --lr 0 -v 0 -s 0 -o "$work/of-$data"
+    expect 0 "2 layers" export --model "$work/of-$data" --output "$work/of-$data-hf"
+    for folder in "$work/of-$data/step_00000001" "$work/of-$data-hf"; do
+        for file in generation_config.json tokenizer_config.json chat_template.jinja; do
+            check "$file in $folder" cmp "$imported/$file" "$folder/$file"
+        done
+        check "ends in config.json of $folder" grep -A 1 '"eos_token_id": \[' "$folder/config.json"
+        same "a text of $folder" "line 12: the quick brown " "$(run "${greedy[@]}" --model "$folder" 2>/dev/null)"
+    done
+done
+echo '{"eos_token_id": "f"}' >"$imported/generation_config.json"
+expect 65 'generation_config.json: offset 17: eos_token_id: "f" is not a token id' generate --model "$imported"
 expect 0 "there is no tokenizer beside" export --model "$work/model.bin" --output "$work/bare"
 expect 64 "$work/hf: there is something by that name already" export --model "$last" --output "$work/hf"
 expect 64 "train_gpt export without --output" export --model "$last"

@@ -5,6 +5,7 @@
 #include "llmc/base/json.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
+#include "llmc/tokenizer/files/files.h"
 
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
     const ShardPlace& place = model.storage().place();
@@ -32,10 +33,23 @@ std::string config_json(const ModelConfig& config, TensorType type, const Tokeni
     Json json = hugging_face_config(config, type == TensorType::BF16 ? "bfloat16" : "float32");
     // left out, they are GPT-2's: right for its vocabulary, and nothing in another one
     if (tokenizer != nullptr || config.vocab_size != 50257) {
-        const Json end = tokenizer != nullptr ? Json(tokenizer->end_of_text()) : Json(nullptr);
-        json.add("bos_token_id", end);
-        json.add("eos_token_id", end);
+        const SpecialIds ids = tokenizer != nullptr ? tokenizer->special() : SpecialIds{};
+        json.add("bos_token_id", ids.bos ? Json(*ids.bos) : Json());
+        json.add("eos_token_id", ids.eos.empty() ? Json() : json_of(ids.eos));
+        if (ids.pad) json.add("pad_token_id", *ids.pad);
     }
+    return to_text(json, 2) + "\n";
+}
+
+std::string tokenizer_config_json(const ModelConfig& config, const Tokenizer& tokenizer) {
+    const SpecialIds& ids = tokenizer.special();
+    auto token = [&](std::optional<std::uint32_t> id) { return id ? Json(tokenizer.data().tokens[*id]) : Json(); };
+    Json json = Json::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                              {"bos_token", token(ids.bos)},
+                              {"eos_token", token(ids.eos.front())},
+                              {"model_max_length", config.max_seq_len},
+                              {"clean_up_tokenization_spaces", false}});
+    if (ids.pad) json.add("pad_token", token(ids.pad));
     return to_text(json, 2) + "\n";
 }
 
@@ -45,16 +59,12 @@ std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, Tenso
                                                 const Tokenizer* tokenizer) {
     std::vector<HuggingFaceFile> files{{"config.json", config_json(config, type, tokenizer)}};
     if (tokenizer == nullptr) return files;
-    const std::string& end = tokenizer->data().tokens[tokenizer->end_of_text()];
-    const Json ids =
-        Json::object({{"bos_token_id", tokenizer->end_of_text()}, {"eos_token_id", tokenizer->end_of_text()}});
-    const Json of_tokenizer = Json::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                            {"bos_token", end},
-                                            {"eos_token", end},
-                                            {"model_max_length", config.max_seq_len},
-                                            {"clean_up_tokenization_spaces", false}});
-    files.push_back({"generation_config.json", to_text(ids, 2) + "\n"});
-    files.push_back({"tokenizer_config.json", to_text(of_tokenizer, 2) + "\n"});
+    bool has_config = false;
+    for (const auto& [name, content] : files_on_texts(tokenizer->data())) {
+        files.push_back({name, content});
+        has_config = has_config || name == "tokenizer_config.json";
+    }
+    if (!has_config) files.push_back({"tokenizer_config.json", tokenizer_config_json(config, *tokenizer)});
     return files;
 }
 

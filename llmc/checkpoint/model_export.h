@@ -20,7 +20,8 @@ void save_llmc_model(FileSystem& files, const std::string& path, const Stage& mo
 constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
 
 // What a Hugging Face folder says of a model: config.json, and where its tokenizer is known (null: it is not), so that
-// texts begin and end where they should, generation_config.json and tokenizer_config.json.
+// texts begin and end where they should, generation_config.json, tokenizer_config.json and what else an imported model
+// has said of its texts (llmc/tokenizer/files/files.h).
 struct HuggingFaceFile {
     std::string name, content;
 };

@@ -84,7 +84,7 @@ int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Cont
                                              how.choices > 0 ? static_cast<std::size_t>(how.choices) : logits.size());
         const std::uint32_t bits = philox(key, static_cast<std::uint64_t>(count)).x;
         const int token = choose_token(choices, how.choice, uniform(bits));
-        if (how.end && token == *how.end) return count;
+        if (how.ends(token)) return count;
         take(token);
         tokens.push_back(token);
         if (count + 1 == how.tokens) break;   // nobody asks what comes after
@@ -128,7 +128,9 @@ int generate(const Options& options) {
     how.choice = {options.temperature, wish.top_k, wish.top_p};
     how.seed = options.seed;
     how.choices = static_cast<int>(tokenizer.vocab_size());
-    if (wish.stop_at_end) how.end = static_cast<int>(tokenizer.end_of_text());
+    if (wish.stop_at_end) {
+        how.ends = [&](int token) { return tokenizer.ends_text(static_cast<std::uint32_t>(token)); };
+    }
     TextOut out;
     out.put(prompt);
     const double start = steady_seconds();

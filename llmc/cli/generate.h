@@ -6,7 +6,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +17,11 @@
 struct Continuation {
     int tokens = 100;   // at most
     TokenChoice choice = {};
-    std::uint64_t seed = 42;       // same seed, same text
-    int choices = 0;               // ids that may be drawn: those below; 0: the model's vocabulary
-    std::optional<int> end = {};   // ends the text, and is not part of it
+    std::uint64_t seed = 42;   // same seed, same text
+    int choices = 0;           // ids that may be drawn: those below; 0: the model's vocabulary
+    std::function<bool(int token)> ends = [](int) {
+        return false;
+    };   // such a token ends the text, and is no part of it
 };
 
 // Reads the prompt, at least one token, and gives each new token to `take` as it is drawn. Returns how many.

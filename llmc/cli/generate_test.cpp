@@ -5,6 +5,8 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/parameters/weights.h"
+#include "llmc/run/evaluation/sampler.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 namespace {
 
@@ -90,10 +92,12 @@ TEST_CASE("generate: a text is a function of the seed, ends where it is told to,
     how.seed = 43;
     CHECK(one != model.write({5}, how));
     how.seed = 42;
-    how.end = one[20];
+    how.ends = [&](int token) { return token == one[20]; };
     const auto first = std::find(one.begin(), one.end(), one[20]);
     CHECK(model.write({5}, how) == std::vector<int>(one.begin(), first));
-    how.end = std::nullopt;
+    how.ends = [&](int token) { return token == one[20] || token == one[3]; };   // of several, the first that comes
+    CHECK(model.write({5}, how) == std::vector<int>(one.begin(), std::find_if(one.begin(), one.end(), how.ends)));
+    how.ends = [](int) { return false; };
     how.choices = 7;
     for (const int token : model.write({5}, how)) CHECK(token < 7);
 }
@@ -110,4 +114,17 @@ TEST_CASE("generate: only whole characters are written, and what is no UTF-8 as 
     CHECK(pending == "\xe2\x82");
     CHECK(take_whole_characters(pending, true) == "\xef\xbf\xbd");
     CHECK(pending.empty());
+}
+
+TEST_CASE("generate: a prompt begins with what the tokenizer puts in front of a text") {
+    TokenizerData data = Tokenizer::bytes().data();
+    CHECK(encode_prompt(Tokenizer(data), "ab") == std::vector<std::int32_t>{'a', 'b'});
+    CHECK(encode_prompt(Tokenizer(data), "") == std::vector<std::int32_t>{256});
+    data.tokens.push_back("<s>");
+    data.is_special.push_back(1);
+    data.front = {257};
+    CHECK(encode_prompt(Tokenizer(data), "ab") == std::vector<std::int32_t>{257, 'a', 'b'});
+    CHECK(encode_prompt(Tokenizer(data), "") == std::vector<std::int32_t>{257});
+    CHECK(encode_prompt(Tokenizer(data), "<s>ab") == std::vector<std::int32_t>{257, 'a', 'b'});   // it is there already
+    CHECK(encode_prompt(Tokenizer(data), "a<s>b") == std::vector<std::int32_t>{257, 'a', 257, 'b'});
 }

@@ -61,7 +61,7 @@ std::optional<std::uint64_t> hash_of_llmc(const FileSystem& files, const std::st
 }
 
 std::uint64_t hash_of_json(const FileSystem& files, const std::string& path) {
-    return Tokenizer(parse_huggingface(read_whole(files, path), path)).hash();
+    return Tokenizer(load_huggingface(files, path)).hash();
 }
 
 void check_vocabulary(const Folder& folder, const CorpusExpectation& expected) {

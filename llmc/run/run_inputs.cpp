@@ -98,6 +98,26 @@ void remove_results(const std::string& folder, const Log& log) {
     real_files().remove_all(folder + "/options.json");
 }
 
+// Takes the tokenizer in the folder of the model that the run starts from.
+void take_tokenizer_of(const std::string& folder, const ModelConfig& config, RunModel& model, const Log& log) {
+    for (const char* name : {"tokenizer.json", "tokenizer.bin"}) {
+        const std::string path = folder + "/" + name;
+        if (!std::filesystem::exists(path)) continue;
+        try {
+            Tokenizer tokenizer = Tokenizer::load(path);
+            if (tokenizer.vocab_size() > config.vocab_size) return;
+            model.tokenizer = std::move(tokenizer);
+            model.tokenizer_file = path;
+            return;
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::bad_data) throw;
+            log.warning("checkpoints have no tokenizer, for that of --model cannot be used: %s",
+                        error.message().c_str());
+            return;
+        }
+    }
+}
+
 }   // namespace
 
 std::string find_tokenizer_file(const std::string& flag, const std::string& data) {
@@ -179,6 +199,7 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
         }
         of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
     }
+    if (of_file && model.tokenizer_file.empty()) take_tokenizer_of(options.model, *of_file, model, log);
     model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
     const std::string beyond = beyond_llmc(model.config);
     refuse_if(!options.export_llmc.empty() && !beyond.empty(), text("--export-llmc: the model has ", beyond),

@@ -24,8 +24,8 @@
 #include "llmc/tokenizer/tokenizer.h"
 
 struct RunModel {
-    std::string tokenizer_file{};              // empty: no tokenizer beside the data
-    std::optional<Tokenizer> tokenizer{};      // loaded from that file or its folder
+    std::string tokenizer_file{};              // beside the data, else in the folder of --model; empty: there is none
+    std::optional<Tokenizer> tokenizer{};      // loaded from that file
     std::unique_ptr<WeightSource> weights{};   // null: random weights, or a checkpoint's
     ModelConfig config{};
 

@@ -130,16 +130,17 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
 }
 
 // Writes the model's and tokenizer's description for other programs. tokenizer.json can encode; data prepared by
-// llm.c's scripts have only tokenizer.bin.
+// llm.c's scripts have only tokenizer.bin, models of other programs only tokenizer.json.
 void write_description(CheckpointWriter& writer, const ModelConfig& config, const std::string& tokenizer_file) {
     const FileSystem& files = writer.files();
     std::optional<Tokenizer> tokenizer;
     if (!tokenizer_file.empty()) {
-        const std::string content = read_whole(files, tokenizer_file);
-        writer.write("tokenizer.bin", content);
-        const std::string json = (std::filesystem::path(tokenizer_file).parent_path() / "tokenizer.json").string();
+        const std::filesystem::path path = tokenizer_file;
+        const bool is_llmc = path.extension() == ".bin";
+        tokenizer.emplace(is_llmc ? load_llmc_tokenizer(files, path) : load_huggingface(files, path));
+        writer.write("tokenizer.bin", is_llmc ? read_whole(files, path) : to_llmc_tokenizer(tokenizer->data()));
+        const std::string json = (path.parent_path() / "tokenizer.json").string();
         if (files.exists(json)) writer.write("tokenizer.json", read_whole(files, json));
-        tokenizer.emplace(parse_llmc_tokenizer(content, tokenizer_file));
     }
     for (const auto& [name, content] : hugging_face_files(config, parameter_type, tokenizer ? &*tokenizer : nullptr)) {
         writer.write(name, content);

@@ -3,7 +3,8 @@
 //
 // Files of a checkpoint:
 //   config.json, model-*, optimizer-*   the model in Hugging Face's form, and the exact state (saved_tensors.h)
-//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    if the data has a tokenizer
+//   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    if the data, or else the model
+//                                       that the run starts from, has a tokenizer
 //   run.json                            everything else: RunState
 //   router_bias.safetensors             if routers choose with biases (llmc/model/sublayers/router_bias.h)
 //   matmul.json                         the matmul algorithms (matmul_choices.h)
@@ -44,7 +45,7 @@ inline TrainedTensors tensors_of(Step& step) {
 
 // Contents of a checkpoint besides tensors and run.json, and rank 0's work in the thread that writes.
 struct CheckpointExtras {
-    std::string tokenizer_file;                 // tokenizer.bin to copy, with tokenizer.json beside it; empty: none
+    std::string tokenizer_file;                 // tokenizer.bin or tokenizer.json, which are copied both; empty: none
     std::string matmul_choices;                 // content of matmul.json
     std::function<void()> before = [] {};       // runs before the first file is written; its error fails the save
     std::function<void()> afterwards = [] {};   // runs once the checkpoint is complete; its error is a warning

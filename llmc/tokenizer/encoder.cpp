@@ -1,9 +1,6 @@
-// Encoder: special tokens and bytes that are not UTF-8; the rest is done by pieces.h.
+// Encoder: between added tokens (added_tokens.h), bytes that are not UTF-8; the rest is done by pieces.h.
 
 #include <algorithm>
-#include <bitset>
-#include <iterator>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +8,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
+#include "llmc/tokenizer/added_tokens.h"
 #include "llmc/tokenizer/bpe/pieces.h"
 #include "llmc/tokenizer/tokenizer.h"
 
@@ -42,66 +40,6 @@ std::string replace_invalid(std::string_view text) {
     return out;
 }
 
-// Finds special tokens in text, in a time that grows with the text and the longest of them, not with their number.
-class SpecialTokens {
-public:
-    SpecialTokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
-        for (std::uint32_t id = 0; id < tokens.size(); id++) {
-            if (is_special[id] && !tokens[id].empty()) sorted_.push_back({tokens[id], id});
-        }
-        std::ranges::sort(sorted_);
-        const auto repeated = std::ranges::unique(sorted_, {}, &Token::first);   // the lowest id stays
-        sorted_.erase(repeated.begin(), repeated.end());
-        for (const auto& [bytes, id] : sorted_) {
-            longest_ = std::max(longest_, bytes.size());
-            for (unsigned second = 0; second < 256; second++) {
-                if (bytes.size() == 1 || static_cast<unsigned char>(bytes[1]) == second) {
-                    begins_.set(two_bytes(bytes[0], static_cast<char>(second)));
-                }
-            }
-        }
-    }
-
-    struct Found {
-        std::size_t at, length;
-        std::uint32_t id;
-    };
-    // The first one in the text, the longest where several begin.
-    std::optional<Found> first(std::string_view text) const {
-        for (std::size_t at = 0; at < text.size(); at++) {
-            if (at + 1 < text.size() && !begins_[two_bytes(text[at], text[at + 1])]) continue;
-            if (const Token* token = longest_at(text.substr(at, longest_))) {
-                return Found{at, token->first.size(), token->second};
-            }
-        }
-        return std::nullopt;
-    }
-
-private:
-    using Token = std::pair<std::string_view, std::uint32_t>;
-
-    static std::size_t two_bytes(char first, char second) {
-        return static_cast<std::size_t>(static_cast<unsigned char>(first)) << 8 | static_cast<unsigned char>(second);
-    }
-    // The longest token that the text begins with. In sorted order it stands before the text, and behind it only tokens
-    // that share more with the text than they have in common with all of it.
-    const Token* longest_at(std::string_view text) const {
-        while (!text.empty()) {
-            const auto behind = std::ranges::upper_bound(sorted_, text, {}, &Token::first);
-            if (behind == sorted_.begin()) return nullptr;
-            const Token& token = *std::prev(behind);
-            if (text.starts_with(token.first)) return &token;
-            const auto [end, _] = std::ranges::mismatch(text, token.first);
-            text = text.substr(0, static_cast<std::size_t>(end - text.begin()));
-        }
-        return nullptr;
-    }
-
-    std::vector<Token> sorted_;   // views of the tokenizer's tokens
-    std::size_t longest_ = 0;
-    std::bitset<65536> begins_;   // the first two bytes of a token, or its only one and any other
-};
-
 }   // namespace
 
 struct Encoder::State {
@@ -111,14 +49,18 @@ struct Encoder::State {
           model(t.model()),
           splitter(make_splitter(t.data().pattern)),
           pieces(make_piece_encoder(model, t.data().pattern, t.vocab_size())),
-          special(tokenizer.data().tokens, tokenizer.data().is_special) {
+          added(tokenizer.data()) {
         for (int byte = 0; byte < 256; byte++) {
             char c = static_cast<char>(byte);
             byte_ids[byte] = model.find({&c, 1});
         }
     }
 
+    void encode_document(std::string_view text, Ids& ids);
+    void encode_between(std::string_view text, std::size_t begin, Ids& ids);
     void encode_ordinary(std::string_view text, Ids& ids);
+    std::string_view normal_form(std::string_view text, std::string& storage) const;
+    void take(std::uint32_t id, std::size_t at, Ids& ids) const;
     void encode_around_invalid(std::string_view text, Ids& ids);
     void encode_valid(std::string_view text, Ids& ids);
     void encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids);
@@ -131,7 +73,7 @@ struct Encoder::State {
     std::uint32_t byte_ids[256];
     BpeModel::Scratch scratch;
     std::unique_ptr<PieceEncoder> pieces;
-    SpecialTokens special;
+    AddedTokens added;
     Ids last_piece;
 };
 
@@ -148,31 +90,47 @@ Encoder::Encoder(Encoder&&) noexcept = default;
 PieceCounts Encoder::counts() const { return state_->pieces->counts(); }
 
 void Encoder::encode(std::string_view document, Ids& ids) {
-    if (state_->options.special == SpecialText::ordinary) {
-        state_->encode_ordinary(document, ids);
-        return;
+    if (document.size() > max_text_bytes) {
+        throw Error(ErrorKind::bad_data, text("a document of ", document.size(), " bytes"),
+                    "A document has up to 4 GB.");
     }
-    while (!document.empty()) {
-        const std::optional<SpecialTokens::Found> found = state_->special.first(document);
-        if (found && state_->options.special == SpecialText::refuse) {
-            throw Error(ErrorKind::bad_data,
-                        text("byte ", found->at, " of the text is the special token ",
-                             state_->tokenizer.data().tokens[found->id]),
-                        "Let it pass as text with --special ordinary, or as the token with --special encode.");
-        }
-        state_->encode_ordinary(document.substr(0, found ? found->at : document.size()), ids);
-        if (!found) return;
-        ids.push_back(found->id);
-        document.remove_prefix(found->at + found->length);
-    }
+    state_->encode_document(document, ids);
 }
 
-void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
-    if (text.size() > max_text_bytes) {
-        throw Error(ErrorKind::bad_data, ::text("a document of ", text.size(), " bytes"), "A document has up to 4 GB.");
+void Encoder::State::encode_document(std::string_view text, Ids& ids) {
+    if (!added.found_with(options.special, AddedTokens::Form::as_is)) return encode_between(text, 0, ids);
+    added.split(
+        text, AddedTokens::Form::as_is, options.special,
+        [&](std::uint32_t id, std::size_t begin) { take(id, begin, ids); },
+        [&](std::size_t begin, std::size_t end) { encode_between(text.substr(begin, end - begin), begin, ids); });
+}
+
+// A text without tokens that are found as they are; `begin`: where it begins in the document.
+void Encoder::State::encode_between(std::string_view text, std::size_t begin, Ids& ids) {
+    std::string storage;
+    text = normal_form(text, storage);
+    if (!added.found_with(options.special, AddedTokens::Form::normal)) return encode_ordinary(text, ids);
+    added.split(
+        text, AddedTokens::Form::normal, options.special,
+        [&](std::uint32_t id, std::size_t at) { take(id, begin + at, ids); },
+        [&](std::size_t from, std::size_t to) { encode_ordinary(text.substr(from, to - from), ids); });
+}
+
+std::string_view Encoder::State::normal_form(std::string_view text, std::string& storage) const {
+    return tokenizer.data().pattern.nfc ? to_nfc(text, storage) : text;
+}
+
+void Encoder::State::take(std::uint32_t id, std::size_t at, Ids& ids) const {
+    if (options.special == SpecialText::refuse && tokenizer.data().is_special[id] == 1) {
+        throw Error(ErrorKind::bad_data,
+                    text("byte ", at, " of the text is the special token ", tokenizer.data().tokens[id]),
+                    "Let it pass as text with --special ordinary, or as the token with --special encode.");
     }
-    std::string normalised;
-    if (tokenizer.data().pattern.nfc) text = to_nfc(text, normalised);
+    ids.push_back(id);
+}
+
+// A text in normal form, without added tokens.
+void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
     std::size_t valid = valid_utf8_prefix(text);
     if (valid == text.size()) {
         encode_valid(text, ids);

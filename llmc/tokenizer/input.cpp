@@ -7,6 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 #include "llmc/io/byte_stream.h"
+#include "llmc/tokenizer/added_tokens.h"
 
 namespace fs = std::filesystem;
 
@@ -310,16 +311,14 @@ DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {
     DocumentCuts cuts;
     cuts.pattern = tokenizer.data().pattern;
     cuts.valid_parts = encoding.invalid == InvalidUtf8::tiktoken && !tokenizer.single_bytes();
-    if (encoding.special == SpecialText::ordinary) {
+    const AddedTokens added(tokenizer.data());
+    if (!added.found_with(encoding.special)) {
         cuts.anywhere = tokenizer.single_bytes();
         return cuts;
     }
-    // a special token must not be cut either: cuts come before white space, so where none has any, they are safe
+    // an added token must not be cut either
     if (tokenizer.single_bytes()) cuts.pattern.rule = SplitRule::gpt2;
-    for (std::uint32_t id = 0; id < tokenizer.vocab_size(); id++) {
-        bool has_space = tokenizer.data().tokens[id].find_first_of(" \t\n\v\f\r") != std::string::npos;
-        if (tokenizer.data().is_special[id] && has_space) cuts.pattern.rule = SplitRule::none;
-    }
+    if (!added.stay_whole_before_space()) cuts.pattern.rule = SplitRule::none;
     return cuts;
 }
 

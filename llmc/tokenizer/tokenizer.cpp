@@ -1,5 +1,6 @@
 #include "llmc/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 
@@ -51,9 +52,10 @@ TokenizerData load_gpt2(const std::string& path) {
 TokenizerData parse_file(const std::string& path) {
     std::string extension = fs::path(path).extension().string();
     if (extension == ".bpe") return load_gpt2(path);
+    if (fs::path(path).filename() == "tokenizer.json") return load_huggingface(real_files(), path);
     std::string content = read_whole(real_files(), path);
     if (extension == ".json") return parse_huggingface(content, path);
-    if (extension == ".bin") return parse_llmc_tokenizer(content, path);
+    if (extension == ".bin") return load_llmc_tokenizer(real_files(), path);
     return parse_tiktoken_ranks(content, path);
 }
 
@@ -71,6 +73,7 @@ TokenizerData load_file(const std::string& path) {
 
 Tokenizer::Tokenizer(TokenizerData data) {
     check(data);
+    if (data.special.eos.empty()) data.special = usual_special_ids(data);
     auto state = std::make_shared<State>();
     state->hash = hash_of(data);
     state->data = std::move(data);
@@ -108,12 +111,21 @@ void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
     out += data().tokens[id];
 }
 
+bool Tokenizer::ends_text(std::uint32_t id) const {
+    return id == end_of_text() || std::ranges::find(special().eos, id) != special().eos.end();
+}
+
 std::vector<std::string> Tokenizer::save(const std::string& folder) const {
     std::vector<std::string> names = {"tokenizer.bin"};
     write_whole(real_files(), (fs::path(folder) / names[0]).string(), to_llmc_tokenizer(data()));
     if (data().can_encode) {
         names.push_back("tokenizer.json");
         write_whole(real_files(), (fs::path(folder) / names[1]).string(), to_huggingface(data()));
+    }
+    if (data().kept.empty() && special() == usual_special_ids(data())) return names;
+    for (const auto& [name, content] : files_on_texts(data())) {
+        names.push_back(name);
+        write_whole(real_files(), (fs::path(folder) / name).string(), content);
     }
     return names;
 }

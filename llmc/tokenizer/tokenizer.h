@@ -15,27 +15,54 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/tokenizer/bpe/bpe.h"
 #include "llmc/tokenizer/bpe/pieces.h"
 #include "llmc/tokenizer/split/split.h"
 
+// The ids that begin, end and pad texts, as the files of a model say (llmc/tokenizer/files/special_ids.cpp).
+struct SpecialIds {
+    std::optional<std::uint32_t> bos, pad;
+    std::vector<std::uint32_t> eos;   // each ends what a model writes; empty: no file says it
+    bool operator==(const SpecialIds&) const = default;
+};
+
+// How an added token is found in text, as Hugging Face's tokenizers finds it.
+struct AddedTokenRules {
+    bool lstrip = false, rstrip = false;   // takes the white space before it, behind it, along
+    bool single_word = false;              // only where no character of a word stands beside it
+    bool normalized = false;               // in the normal form of the text, between tokens that are found as they are
+    bool operator==(const AddedTokenRules&) const = default;
+};
+
 // What the file formats read and write.
 struct TokenizerData {
     std::string name;
     std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
-    std::vector<std::uint8_t> is_special;   // per id: never made from ordinary text; 2: kept in decoded text
-    std::uint32_t end_of_text = 0;          // the token in front of every document
-    bool can_encode = true;                 // false: a bare list of tokens, fit to decode only
+    std::vector<std::uint8_t> is_special;   // per id: an added token, 1 special, 2 not: text always becomes that token
+    std::map<std::uint32_t, AddedTokenRules> rules;   // of added tokens that have some
+    std::uint32_t end_of_text = 0;                    // the token in front of every document
+    bool can_encode = true;                           // false: a bare list of tokens, fit to decode only
     SplitPattern pattern;
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
-    std::string post_processor = "null";   // of a tokenizer.json, kept for others: what they put around a text
+    std::string post_processor = "null";   // of a tokenizer.json: what is put around a text; `front` has its beginning
+    std::vector<std::uint32_t> front;      // the ids that it puts in front of a text
+    SpecialIds special;                    // a Tokenizer's always has an eos
+    std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
+
+    AddedTokenRules rules_of(std::uint32_t id) const {
+        const auto found = rules.find(id);
+        return found == rules.end() ? AddedTokenRules{} : found->second;
+    }
 };
 
 class Tokenizer {
@@ -50,6 +77,9 @@ public:
 
     std::uint32_t vocab_size() const { return static_cast<std::uint32_t>(data().tokens.size()); }
     std::uint32_t end_of_text() const { return data().end_of_text; }
+    const SpecialIds& special() const { return data().special; }
+    // Ends what a model writes: any eos, or the token in front of the next document.
+    bool ends_text(std::uint32_t id) const;
     const std::string& name() const { return data().name; }
     const TokenizerData& data() const { return state_->data; }
     // xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the vocabulary.
@@ -64,8 +94,8 @@ public:
         return out;
     }
 
-    // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin and, when it can encode,
-    // Hugging Face's tokenizer.json. Returns their names.
+    // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin, when it can encode Hugging
+    // Face's tokenizer.json, and what a model's files have said of its texts. Returns their names.
     std::vector<std::string> save(const std::string& folder) const;
 
     // Nothing joins bytes: every byte is a token.
@@ -83,7 +113,8 @@ private:
     std::shared_ptr<const State> state_;   // copies of a tokenizer share it
 };
 
-// Text that spells a special token, such as <|endoftext|>.
+// Text that spells a special token, such as <|endoftext|>. (Of added tokens that are not special text always becomes
+// the token.)
 enum class SpecialText {
     ordinary,   // is text like any other (tiktoken's encode_ordinary)
     encode,     // becomes that token (allowed_special="all")

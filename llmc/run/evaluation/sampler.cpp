@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "llmc/base/refuse.h"
 #include "llmc/base/rng.h"
@@ -46,6 +47,8 @@ std::vector<std::int32_t> start_of(const std::optional<Tokenizer>& tokenizer, co
 }   // namespace
 
 std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+    const std::vector<std::uint32_t>& front = tokenizer.data().front;
+    if (prompt.empty() && !front.empty()) return {front.begin(), front.end()};
     if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
     refuse_if(!tokenizer.data().can_encode, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
               "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
@@ -53,6 +56,9 @@ std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::s
     how.special = SpecialText::encode;
     std::vector<std::uint32_t> ids;
     Encoder(tokenizer, how).encode(prompt, ids);
+    if (!std::ranges::equal(front, std::span(ids).first(std::min(ids.size(), front.size())))) {
+        ids.insert(ids.begin(), front.begin(), front.end());
+    }
     return {ids.begin(), ids.end()};
 }
 

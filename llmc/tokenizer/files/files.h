@@ -13,7 +13,11 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "llmc/base/json.h"
+#include "llmc/io/file.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 TokenizerData parse_gpt2_merges(std::string_view content, const std::string& name);
@@ -22,6 +26,24 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
 TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& name);
 TokenizerData parse_huggingface(std::string_view content, const std::string& name);
 TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name);
+
+// A tokenizer.json, or a tokenizer.bin, with what the files beside it say of texts. Throws Error io, too.
+TokenizerData load_huggingface(const FileSystem& files, const std::string& path);
+TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& path);
+
+// A model's files on its texts, besides the tokenizer: generation_config.json, config.json and tokenizer_config.json
+// name the tokens that begin, end and pad a text. The first that says one counts; null, and an id that no token has,
+// say nothing. All but config.json are kept as they are, with chat_template.jinja and special_tokens_map.json.
+// Documents are separated by the one of several ends that is called like an end of documents, else by the first, unless
+// the tokenizer's own file says by which.
+void read_special_ids(const FileSystem& files, const std::string& folder, TokenizerData& data);
+// For a tokenizer of which no file says them: the token that separates documents; in a vocabulary like Llama-3's, where
+// that is the one that begins a text, <|end_of_text|> ends one too.
+SpecialIds usual_special_ids(const TokenizerData& data);
+// The files to write beside a tokenizer, as names and contents: those kept, and a generation_config.json that says all.
+std::vector<std::pair<std::string, std::string>> files_on_texts(const TokenizerData& data);
+// The ids for others' files: a number, or a list where there are several.
+Json json_of(const std::vector<std::uint32_t>& ids);
 
 std::string to_tiktoken_ranks(const TokenizerData& data);   // without special tokens
 std::string to_huggingface(const TokenizerData& data);

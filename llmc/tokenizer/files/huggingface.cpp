@@ -62,7 +62,11 @@ private:
         }
         place_ = "/pre_tokenizer";
         if (const Json* pre = json_.find("pre_tokenizer")) read_pre_tokenizer(*pre);
-        if (const Json* post = json_.find("post_processor")) data_.post_processor = to_text(*post);
+        place_ = "/post_processor";
+        if (const Json* post = json_.find("post_processor")) {
+            data_.post_processor = to_text(*post);
+            read_front(*post);
+        }
         choose_end_of_text();
         const int byte = missing_byte(data_);
         if (byte >= 0) fail(vocab, "/model/vocab", text("no token for byte ", byte));
@@ -159,6 +163,11 @@ private:
             }
             slot(id) = content;
             data_.is_special[id] = flag(token, "special") ? 1 : 2;
+            const AddedTokenRules rules{.lstrip = flag(token, "lstrip"),
+                                        .rstrip = flag(token, "rstrip"),
+                                        .single_word = flag(token, "single_word"),
+                                        .normalized = flag(token, "normalized")};
+            if (rules != AddedTokenRules{}) data_.rules[id] = rules;
         }
     }
 
@@ -200,8 +209,30 @@ private:
         data_.pattern = std::move(pattern);
     }
 
+    // The tokens of a template for one text that stand in front of it.
+    void read_front(const Json& post) {
+        if (post.is_null()) return;
+        const std::string& type = post.at("type").as_text();
+        if (type == "Sequence") {
+            for (const Json& step : post.at("processors").elements()) read_front(step);
+        }
+        if (type != "TemplateProcessing") return;
+        for (const Json& part : post.at("single").elements()) {
+            const Json* token = part.find("SpecialToken");
+            if (token == nullptr) break;
+            const Json& ids = post.at("special_tokens").at(token->at("id").as_text()).at("ids");
+            for (const Json& id : ids.elements()) {
+                const std::uint32_t known = id_of(id, place_, "special_tokens");
+                if (known >= data_.tokens.size()) fail(id, place_, text("no token has the id ", known));
+                data_.front.push_back(known);
+            }
+        }
+    }
+
+    // For a file alone; what lies beside it may say another one (special_ids.cpp).
     void choose_end_of_text() {
-        for (const char* name : {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<eos>", "</s>"}) {
+        for (const char* name :
+             {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<eos>", "</s>", "<|eos|>", "[EOS]"}) {
             for (std::uint32_t id = 0; id < data_.tokens.size(); id++) {
                 if (data_.is_special[id] && data_.tokens[id] == name) {
                     data_.end_of_text = id;
@@ -265,12 +296,13 @@ std::string to_huggingface(const TokenizerData& data) {
         if (data.tokens[id].empty()) continue;
         vocab.add(data.is_special[id] ? data.tokens[id] : spelled[id], id);
         if (!data.is_special[id]) continue;
+        const AddedTokenRules rules = data.rules_of(id);
         added.append(Json::object({{"id", id},
                                    {"content", data.tokens[id]},
-                                   {"single_word", false},
-                                   {"lstrip", false},
-                                   {"rstrip", false},
-                                   {"normalized", false},
+                                   {"single_word", rules.single_word},
+                                   {"lstrip", rules.lstrip},
+                                   {"rstrip", rules.rstrip},
+                                   {"normalized", rules.normalized},
                                    {"special", data.is_special[id] == 1}}));
     }
     for (const BpeMerge& merge : merges_of(data)) {

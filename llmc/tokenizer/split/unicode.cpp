@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 namespace {
@@ -16,7 +17,19 @@ constexpr ClassRange class_ranges[] = {
 #include "llmc/tokenizer/split/unicode_table.inc"
 };
 
+struct CodeRange {
+    std::uint32_t first, last;
+};
+constexpr CodeRange word_ranges[] = {
+#include "llmc/tokenizer/split/word_table.inc"
+};
+
 }   // namespace
+
+bool is_word_character(std::uint32_t code) {
+    const CodeRange* range = std::ranges::lower_bound(word_ranges, code, {}, &CodeRange::last);
+    return range != std::end(word_ranges) && range->first <= code;
+}
 
 const CharTable& CharTable::get() {
     static const CharTable table;

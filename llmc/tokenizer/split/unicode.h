@@ -9,6 +9,9 @@
 
 enum class CharClass : std::uint8_t { other, letter, number, space };
 
+// Whether a code point is of a word, as the tokenizers package sees it (dev/reference/word_characters.py).
+bool is_word_character(std::uint32_t code);
+
 // Classes of all code points: two levels, blocks of 256 that are equal stored once.
 class CharTable {
 public:

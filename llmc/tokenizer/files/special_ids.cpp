@@ -1,0 +1,162 @@
+// The tokens that begin, end and pad texts: what the files of a model beside its tokenizer say, and files that say it.
+
+#include <algorithm>
+#include <filesystem>
+
+#include "llmc/base/error.h"
+#include "llmc/tokenizer/files/files.h"
+
+namespace {
+
+constexpr const char* generation_config = "generation_config.json";
+constexpr const char* tokenizer_config = "tokenizer_config.json";
+
+// Reads one of the files into what the others, read before, have left open.
+class SpecialIdsReader {
+public:
+    SpecialIdsReader(TokenizerData& data, const std::string& path) : data_(data), path_(path) {}
+
+    void read(const std::string& content) {
+        try {
+            const Json json = parse_json(content);
+            json.members();   // or it is no object
+            for (auto [key, to] : {std::pair("bos", &data_.special.bos), std::pair("pad", &data_.special.pad)}) {
+                const std::vector<std::uint32_t> found = ids_of(json, key);
+                if (!*to && !found.empty()) *to = found.front();
+            }
+            const std::vector<std::uint32_t> found = ids_of(json, "eos");
+            if (data_.special.eos.empty()) data_.special.eos = found;
+        } catch (const JsonError& problem) {
+            fail(problem.offset, problem.what());
+        }
+    }
+
+private:
+    [[noreturn]] void fail(std::size_t offset, const std::string& what) const {
+        throw Error(ErrorKind::bad_data, text(path_, ": offset ", offset, ": ", what),
+                    "Take the file from where the model was published, or correct it.");
+    }
+
+    // Of "eos_token_id", a number or a list of them, or "eos_token", a text or an object with it.
+    std::vector<std::uint32_t> ids_of(const Json& json, const std::string& of) const {
+        std::vector<std::uint32_t> ids;
+        auto take = [&](const Json& value) {
+            if (value.is_null() || value == -1) return;   // -1: none, in files of old
+            if (!value.is_number()) fail(value.offset(), text(of, "_token_id: ", quoted(value), " is not a token id"));
+            const std::uint64_t id = value.as_whole(UINT64_MAX);
+            if (id < data_.tokens.size() && !data_.tokens[id].empty()) ids.push_back(static_cast<std::uint32_t>(id));
+        };
+        if (const Json* value = json.find(of + "_token_id"); value != nullptr && value->is_array()) {
+            for (const Json& element : value->elements()) take(element);
+        } else if (value != nullptr) {
+            take(*value);
+        }
+        const Json* token = json.find(of + "_token");
+        if (token == nullptr || token->is_null()) return ids;
+        const std::string& content = (token->is_object() ? token->at("content") : *token).as_text();
+        const auto found = std::ranges::find(data_.tokens, content);
+        if (found != data_.tokens.end() && !content.empty()) {
+            ids.push_back(static_cast<std::uint32_t>(found - data_.tokens.begin()));
+        }
+        return ids;
+    }
+
+    TokenizerData& data_;
+    const std::string& path_;
+};
+
+// The id that tokenizer.bin says, where it lies beside a tokenizer.json and has as many tokens.
+std::optional<std::uint32_t> end_of_text_beside(const FileSystem& files, const std::string& folder,
+                                                const TokenizerData& data) {
+    const std::string path = (std::filesystem::path(folder) / "tokenizer.bin").string();
+    if (!files.exists(path)) return std::nullopt;
+    const TokenizerData other = parse_llmc_tokenizer(read_whole(files, path), path);
+    if (other.tokens.size() != data.tokens.size()) return std::nullopt;
+    return other.end_of_text;
+}
+
+std::uint32_t separator_of(const TokenizerData& data) {
+    const std::vector<std::uint32_t>& eos = data.special.eos;
+    for (const char* name : {"<|endoftext|>", "<|end_of_text|>"}) {
+        for (const std::uint32_t id : eos) {
+            if (data.tokens[id] == name) return id;
+        }
+    }
+    return eos.front();
+}
+
+std::string folder_of(const std::string& path) { return std::filesystem::absolute(path).parent_path().string(); }
+
+}   // namespace
+
+void read_special_ids(const FileSystem& files, const std::string& folder, TokenizerData& data) {
+    for (const char* name : {generation_config, "config.json", tokenizer_config}) {
+        const std::string path = (std::filesystem::path(folder) / name).string();
+        if (files.exists(path)) SpecialIdsReader(data, path).read(read_whole(files, path));
+    }
+    for (const char* name : {generation_config, tokenizer_config, "special_tokens_map.json", "chat_template.jinja"}) {
+        const std::string path = (std::filesystem::path(folder) / name).string();
+        if (files.exists(path)) data.kept.emplace_back(name, read_whole(files, path));
+    }
+}
+
+TokenizerData load_huggingface(const FileSystem& files, const std::string& path) {
+    TokenizerData data = parse_huggingface(read_whole(files, path), path);
+    const std::string folder = folder_of(path);
+    read_special_ids(files, folder, data);
+    const std::optional<std::uint32_t> said = end_of_text_beside(files, folder, data);
+    if (said) {
+        data.end_of_text = *said;
+    } else if (!data.special.eos.empty()) {
+        data.end_of_text = separator_of(data);
+    }
+    return data;
+}
+
+TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& path) {
+    TokenizerData data = parse_llmc_tokenizer(read_whole(files, path), path);
+    read_special_ids(files, folder_of(path), data);
+    return data;
+}
+
+SpecialIds usual_special_ids(const TokenizerData& data) {
+    SpecialIds ids{.bos = data.end_of_text, .pad = {}, .eos = {data.end_of_text}};
+    if (data.tokens[data.end_of_text] != "<|begin_of_text|>") return ids;
+    const auto end = std::ranges::find(data.tokens, "<|end_of_text|>");
+    if (end != data.tokens.end())
+        ids.eos.insert(ids.eos.begin(), static_cast<std::uint32_t>(end - data.tokens.begin()));
+    return ids;
+}
+
+Json json_of(const std::vector<std::uint32_t>& ids) { return ids.size() == 1 ? Json(ids.front()) : Json(ids); }
+
+std::vector<std::pair<std::string, std::string>> files_on_texts(const TokenizerData& data) {
+    std::vector<std::pair<std::string, std::string>> files = data.kept;
+    auto kept = std::ranges::find(files, generation_config, &std::pair<std::string, std::string>::first);
+    const Json said = kept == files.end() ? Json::object() : parse_json(kept->second);
+    Json all = Json::object();
+    auto complete = [&](const char* key, const Json& value) {
+        const Json* given = said.find(key);
+        all.add(key, given == nullptr || given->is_null() ? value : *given);
+    };
+    complete("bos_token_id", data.special.bos ? Json(*data.special.bos) : Json());
+    complete("eos_token_id", json_of(data.special.eos));
+    if (data.special.pad || said.contains("pad_token_id")) {
+        complete("pad_token_id", data.special.pad ? Json(*data.special.pad) : Json());
+    }
+    const bool is_complete = std::ranges::all_of(all.members(), [&](const Json::Member& member) {
+        const Json* given = said.find(member.first);
+        return given != nullptr ? *given == member.second : member.second.is_null();
+    });
+    if (is_complete && kept != files.end()) return files;
+    for (const auto& [key, value] : said.members()) {
+        if (!all.contains(key)) all.add(key, value);
+    }
+    const std::string content = to_text(all, 2) + "\n";
+    if (kept == files.end()) {
+        files.emplace(files.begin(), generation_config, content);
+    } else {
+        kept->second = content;
+    }
+    return files;
+}
