@@ -37,7 +37,7 @@ BUILD := build/$(DEVICE)-$(PRECISION)$(VARIANT)
 # Compilers, headers and libraries
 
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CPU_ARCH ?= native#     of the CPU build; the least is x86-64-v3 (AVX2, FMA)
+CPU_ARCH ?= native#     of the CPU build; the least is x86-64-v3 (AVX2, FMA, BMI2)
 # WARNINGS= : none, for a compiler that warns of more than the known ones do
 WARNINGS := -Wall -Wextra -Wshadow -Werror
 INCLUDES := -I. $(if $(wildcard third_party/include),-isystem third_party/include)

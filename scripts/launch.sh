@@ -52,7 +52,7 @@ trap : PIPE   # nobody need read what this script says
 for signal in INT TERM HUP USR1; do trap "asked=$signal" "$signal"; done
 # by which ranks of this run know each other from strangers
 export TRAIN_GPT_SECRET=${TRAIN_GPT_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
-export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port
 set -m   # job control gives each a process group
 for ((rank = 0; rank < ranks; rank++)); do
     RANK=$rank LOCAL_RANK=$rank "${with_parent[@]}" "$@" </dev/null &

@@ -26,7 +26,7 @@ import tempfile
 TRAIN_GPT = os.path.realpath(os.environ.get("TRAIN_GPT", "build/cpu-bf16/train_gpt"))
 TOKENIZE = os.path.realpath(os.environ.get("TOKENIZE", "build/cpu/tokenize"))
 REFUSED = {64, 65, 69, 74, 75}
-SECONDS = 60   # until a run counts as hung
+SECONDS = 600   # until a run counts as hung and is killed: more than any takes on a machine that is merely busy
 
 DATA = ["--train-data", "data/*train*.bin", "--val-data", "data/*val*.bin"]
 SHAPE = ["--layers", "1", "--heads", "2", "--channels", "32"]
@@ -46,8 +46,9 @@ def run(command, folder, environment=None):
         done = subprocess.run(command, cwd=folder, env=environment or variables(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
         return done.returncode, done.stdout.decode("utf-8", "replace")
-    except subprocess.TimeoutExpired:
-        return "hung", ""
+    except subprocess.TimeoutExpired as hung:
+        said = (hung.stdout or b"").decode("utf-8", "replace")
+        return "hung", f"{said}\nmisuse.py: killed after {SECONDS} s"
 
 
 def must(command, folder):

@@ -15,6 +15,7 @@ else
     if grep -qw $other /proc/cpuinfo; then other=avx512vpopcntdq; fi
     build -march=x86-64-v3 -m$other
     expect 69 "built for a processor with $other, which this one lacks" "$work/program"
+    expect 69 "for every one that has AVX2, FMA and BMI2: make CPU_ARCH=x86-64-v3" "$work/program"
     nm "$train_gpt" | has ' T require_processor'
     verdict $? "$train_gpt asks for its processor"
     expect 69 "x86-64-v3" env CPU_ARCH=x86-64 dev/tools/deps.sh --check cpu

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Runs the project's checks and sums them up: `dev/test/run.sh short`, or `long [PART...]`: all parts, or those.
 #
-# A check is a line `check NAME COMMAND...` in checks.sh. It passes when the command exits 0. What doctest programs count as
-# test cases is added up; a script counts as one check, or as many as it reports in a line "N passed, N failed".
+# A check is a line `check NAME COMMAND...` in checks.sh. It passes when the command exits 0; counting.sh says as how many.
 # The last line printed is "N passed, N failed, N skipped"; skips print their reason. Before it stand the slowest checks, what
 # each group of checks took beside its budget, and what failed. A clean tree that passes leaves build/tested-COMMIT.
 set -uo pipefail
@@ -17,23 +16,7 @@ jobs=$(nproc)
 commit=$(git rev-parse --short HEAD 2>/dev/null)
 is_clean() { [ -n "$commit" ] && [ -z "$(git status --porcelain 2>&1)" ] && [ "$(git rev-parse --short HEAD)" = "$commit" ]; }
 
-# Skips of a log: lines of scripts, and messages of doctest.
-skips_of() { { grep -aoE '(^|: )SKIPPED .*' "$1" || true; } | sed 's/^: //' | sort -u; }
-
-count() {   # LOG STATUS: sets p and f to the passed and failed cases that a log tells of
-    local log=$1 status=$2 line
-    p=0 f=0
-    while read -r line; do
-        p=$((p + $(sed -E 's/.*\| +([0-9]+) passed.*/\1/' <<<"$line")))
-        f=$((f + $(sed -E 's/.*\| +([0-9]+) failed.*/\1/' <<<"$line")))
-    done < <(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -aE '^\[doctest\] test cases:')
-    while read -r line; do
-        p=$((p + ${line%% passed*}))
-        f=$((f + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
-    done < <(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$log")
-    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
-    if [ "$status" -eq 0 ] && [ "$p" -eq 0 ] && [ -z "$(skips_of "$log")" ]; then p=1; fi
-}
+. dev/test/counting.sh
 
 log_of() { echo "$logs/${1//[^a-zA-Z0-9]/-}.log"; }
 

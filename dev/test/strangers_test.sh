@@ -62,11 +62,12 @@ static std::set<std::string> sockets_of(const std::string& mark) {
     closedir(processes);
     return found;
 }
-static std::set<std::string> ports(const std::string& mark) {   // "t<address>:<port>" in hex, "u<name>"
+static std::set<std::string> ports(const std::string& mark) {   // "t<address>:<port>" in hex, of IPv4 or IPv6, "u<name>"
     std::set<std::string> result;
     const std::set<std::string> own = sockets_of(mark);
     std::string line;
-    for (std::ifstream tcp("/proc/net/tcp"); std::getline(tcp, line);) {
+    for (const char* kind : {"/proc/net/tcp", "/proc/net/tcp6"})
+    for (std::ifstream tcp(kind); std::getline(tcp, line);) {
         std::istringstream words(line);
         std::string slot, local, remote, state, skip, inode;
         words >> slot >> local >> remote >> state;
@@ -84,9 +85,20 @@ static std::set<std::string> ports(const std::string& mark) {   // "t<address>:<
     return result;
 }
 static int connect_to(const std::string& port) {
-    const int file = socket(port[0] == 't' ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    const bool is_ip6 = port[0] == 't' && port.find(':') == 33;
+    const int file = socket(is_ip6 ? AF_INET6 : port[0] == 't' ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     int status = -1;
-    if (port[0] == 't') {
+    if (is_ip6) {
+        sockaddr_in6 at{};
+        unsigned words[4] = {}, number = 0;
+        std::sscanf(port.c_str(), "t%8x%8x%8x%8x:%4x", &words[0], &words[1], &words[2], &words[3], &number);
+        at.sin6_family = AF_INET6;
+        std::memcpy(&at.sin6_addr, words, sizeof words);
+        if (IN6_IS_ADDR_UNSPECIFIED(&at.sin6_addr)) at.sin6_addr = in6addr_loopback;
+        at.sin6_port = htons(static_cast<unsigned short>(number));
+        status = connect(file, reinterpret_cast<sockaddr*>(&at), sizeof at);
+        if (status != 0 && errno == EINPROGRESS) status = 0;
+    } else if (port[0] == 't') {
         sockaddr_in at{};
         unsigned address = 0, number = 0;
         std::sscanf(port.c_str(), "t%8x:%4x", &address, &number);

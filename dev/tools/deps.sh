@@ -20,7 +20,7 @@ command -v g++ >/dev/null || packages+=(g++)
 # of processors, the least is x86-64-v3
 if [ "$device" = cpu ] && [ "$(uname -m)" = x86_64 ] && command -v g++ >/dev/null &&
     [[ $(g++ -march="${CPU_ARCH:-native}" -dM -E -x c++ /dev/null) != *__AVX2__* ]]; then
-    echo "CPU_ARCH=${CPU_ARCH:-native}, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1): it has no AVX2. The least processor is x86-64-v3 (Intel since 2013, AMD since 2015)." >&2
+    echo "CPU_ARCH=${CPU_ARCH:-native}, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1): it has no AVX2. The least processor is x86-64-v3 (AVX2, FMA and BMI2)." >&2
     exit 69
 fi
 # headers alone: that they are found is enough (-E)

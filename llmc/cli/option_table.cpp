@@ -330,7 +330,7 @@ void OptionTable::add_options_of_many(Options& o, OptionsBeside& beside) {
         .llmc("-pi")
         .of_start();
     string("--init-address", start.address,
-           "HOST:PORT of rank 0 for --init tcp, llm.c's -ps; empty: MASTER_ADDR and MASTER_PORT")
+           "HOST:PORT of rank 0 for --init tcp ([::1]:29500 for IPv6), llm.c's -ps; empty: MASTER_ADDR and MASTER_PORT")
         .llmc("-ps")
         .of_start();
     string("--init-folder", start.folder, "a folder that all processes see, for --init fs, llm.c's -pf")

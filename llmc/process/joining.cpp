@@ -10,6 +10,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/process/address.h"
 
 namespace {
 
@@ -34,14 +35,15 @@ public:
 
     // Waits up to `seconds` for an event.
     void poll(double seconds) {
-        std::vector<pollfd> waiting{{listener_.fd(), POLLIN, 0}};
+        std::vector<pollfd> waiting;
         for (const Pending& peer : pending_) waiting.push_back({peer.socket.fd(), POLLIN, 0});
+        for (int fd : listener_.fds()) waiting.push_back({fd, POLLIN, 0});
         ::poll(waiting.data(), waiting.size(), static_cast<int>(std::clamp(seconds, 0.0, 1.0) * 1e3) + 1);
         std::vector<Pending> remaining;
         for (std::size_t i = 0; i < pending_.size(); i++) {
             Pending& peer = pending_[i];
             bool stays = peer.rank > 0 || steady_seconds() - peer.since < unknown_seconds;
-            while (stays && waiting[i + 1].revents != 0) {
+            while (stays && waiting[i].revents != 0) {
                 const FrameReader::State state = peer.reader.read(peer.socket, longest_bytes);
                 if (state == FrameReader::State::partial) break;
                 stays = state == FrameReader::State::whole && take_message(peer, peer.reader.take());
@@ -49,7 +51,7 @@ public:
             if (stays) remaining.push_back(std::move(peer));
         }
         pending_ = std::move(remaining);
-        if (waiting[0].revents != 0) accept_all();
+        accept_all();
     }
 
     std::vector<Socket> tell_all(const std::string& verdict) {
@@ -172,7 +174,7 @@ std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int por
 Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own) {
     if (std::optional<Socket> socket = find_rank_0(hosts, port, own, own.seconds)) return std::move(*socket);
     std::string tried;
-    for (const std::string& host : hosts) tried += text(tried.empty() ? "" : ", ", host, ":", port);
+    for (const std::string& host : hosts) tried += text(tried.empty() ? "" : ", ", to_text({host, port}));
     throw Error(ErrorKind::no_device,
                 text("rank ", own.rank, " cannot reach rank 0 at ", tried, " within ", own.seconds, " s"),
                 "Check that rank 0 was started there and that no firewall stands between, at any port.");
@@ -189,7 +191,7 @@ Invitation read_invitation(const std::string& line) {
     std::istringstream words(line);
     std::string identity;
     if (!(words >> result.port >> result.word >> identity)) return {};
-    if (identity == own_host_identity()) result.hosts.emplace_back("127.0.0.1");
+    if (identity == own_host_identity()) result.hosts.emplace_back("localhost");
     for (std::string address; words >> address;) result.hosts.push_back(address);
     return result;
 }

@@ -32,7 +32,7 @@ std::string invitation_to(const ListeningSocket& listener, const std::string& wo
 struct Invitation {
     int port = 0;   // 0: the line is not one
     std::string word;
-    std::vector<std::string> hosts;   // addresses in digits, no names, which may not resolve
+    std::vector<std::string> hosts;   // localhost, or addresses in digits: other names may not resolve
 };
 Invitation read_invitation(const std::string& line);
 

@@ -75,8 +75,8 @@ extern "C" __attribute__((constructor(101), target("arch=x86-64"))) void require
     write_text("this program was built for a processor with ");
     write_text(missing);
     write_text(
-        ", which this one lacks. Build it on this machine, or for any of the last ten years: make CPU_ARCH=x86-64-v3. "
-        "Less than x86-64-v3 (AVX2 and FMA: Intel since 2013, AMD since 2015) is not enough.\n");
+        ", which this one lacks. Build it on this machine, or for every one that has AVX2, FMA and BMI2: "
+        "make CPU_ARCH=x86-64-v3. Less than that is not enough.\n");
     ::_exit(69);
 }
 

@@ -1,10 +1,6 @@
 #include "llmc/process/sockets.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,42 +13,33 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/process/address.h"
 
 namespace {
 
 constexpr std::uint32_t largest_frame = 64u << 20;
 
-bool wait_readable(int fd, double seconds) {
-    pollfd p{fd, POLLIN, 0};
-    return poll(&p, 1, static_cast<int>(std::clamp(seconds, 0.0, 3600.0) * 1e3) + 1) > 0;
+// Those that have become readable within the time.
+std::vector<int> wait_readable(const std::vector<int>& fds, double seconds) {
+    std::vector<pollfd> waiting;
+    for (int fd : fds) waiting.push_back({fd, POLLIN, 0});
+    std::vector<int> result;
+    if (poll(waiting.data(), waiting.size(), static_cast<int>(std::clamp(seconds, 0.0, 3600.0) * 1e3) + 1) <= 0) {
+        return result;
+    }
+    for (const pollfd& p : waiting) {
+        if (p.revents != 0) result.push_back(p.fd);
+    }
+    return result;
 }
 
 void send_at_once(int fd) {
     int yes = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-}
-
-std::string in_digits(const sockaddr_in& address) {
-    char digits[INET_ADDRSTRLEN] = {};
-    inet_ntop(AF_INET, &address.sin_addr, digits, sizeof digits);
-    return digits;
-}
-
-// All addresses of a host, with the port; none where its name does not resolve.
-std::vector<sockaddr_in> resolve(const std::string& host, int port) {
-    std::vector<sockaddr_in> result;
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_family = AF_INET;
-    hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return result;
-    for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-        result.push_back(*reinterpret_cast<const sockaddr_in*>(a->ai_addr));
-    }
-    freeaddrinfo(found);
-    return result;
 }
 
 // A connection under way, which poll() finds writable at its end.
@@ -61,9 +48,9 @@ struct Attempt {
     Socket socket;
 };
 
-std::optional<Attempt> begin_to_connect(const sockaddr_in& to, std::size_t address) {
-    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int status = connect(socket.fd(), reinterpret_cast<const sockaddr*>(&to), sizeof to);
+std::optional<Attempt> begin_to_connect(const Address& to, std::size_t address) {
+    Socket socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int status = connect(socket.fd(), to.get(), to.size);
     if (status != 0 && errno != EINPROGRESS && errno != EINTR) return std::nullopt;
     return Attempt{address, std::move(socket)};
 }
@@ -76,7 +63,7 @@ bool has_failed(int fd) {
 
 // Connects to all addresses at once; the first that answers is it, the others are given up. nullopt if none does before
 // the deadline, or all refuse.
-std::optional<Attempt> connect_to_first(const std::vector<sockaddr_in>& addresses, double deadline) {
+std::optional<Attempt> connect_to_first(const std::vector<Address>& addresses, double deadline) {
     std::vector<Attempt> attempts;
     for (std::size_t i = 0; i < addresses.size(); i++) {
         if (std::optional<Attempt> begun = begin_to_connect(addresses[i], i)) attempts.push_back(std::move(*begun));
@@ -98,6 +85,28 @@ std::optional<Attempt> connect_to_first(const std::vector<sockaddr_in>& addresse
     return std::nullopt;
 }
 
+// Listens at one address, for its kind of addresses alone. Closed, with errno, where it cannot.
+Socket listen_at(const Address& at) {
+    Socket socket(::socket(at.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket.is_open()) return socket;
+    int yes = 1;
+    setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (at.family() == AF_INET6) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
+    if (bind(socket.fd(), at.get(), at.size) == 0 && listen(socket.fd(), 1024) == 0) return socket;
+    const int error = errno;
+    socket.close();
+    errno = error;
+    return socket;
+}
+
+int port_of(const Socket& socket) {
+    Address own;
+    return getsockname(socket.fd(), own.get(), &own.size) == 0 ? own.port() : 0;
+}
+
+// Whether the machine, or its loopback, knows no addresses of a kind.
+bool lacks_addresses(int error) { return error == EAFNOSUPPORT || error == EADDRNOTAVAIL; }
+
 }   // namespace
 
 Socket::~Socket() { close(); }
@@ -117,10 +126,8 @@ void Socket::close() {
 }
 
 std::string Socket::peer_address() const {
-    sockaddr_in address{};
-    socklen_t size = sizeof address;
-    if (getpeername(fd_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
-    return in_digits(address);
+    Address peer;
+    return getpeername(fd_, peer.get(), &peer.size) == 0 ? peer.host() : "";
 }
 
 bool Socket::send(const std::string& text) {
@@ -141,7 +148,7 @@ std::optional<std::string> Socket::receive(double timeout_seconds, bool* timed_o
     const double deadline = steady_seconds() + timeout_seconds;
     FrameReader frame;
     while (true) {
-        if (wait_readable(fd_, deadline - steady_seconds())) {
+        if (!wait_readable({fd_}, deadline - steady_seconds()).empty()) {
             const FrameReader::State state = frame.read(*this, largest_frame);
             if (state == FrameReader::State::whole) return frame.take();
             if (state == FrameReader::State::lost) return std::nullopt;
@@ -178,29 +185,45 @@ std::string FrameReader::take() {
 }
 
 ListeningSocket::ListeningSocket(int port, bool only_loopback) {
-    socket_ = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    int yes = 1;
-    setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(only_loopback ? INADDR_LOOPBACK : INADDR_ANY);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    socklen_t size = sizeof address;
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    if (bind(socket_.fd(), generic, size) != 0 || listen(socket_.fd(), 1024) != 0 ||
-        getsockname(socket_.fd(), generic, &size) != 0) {
-        throw Error(ErrorKind::io, text("cannot listen on TCP port ", port, ": ", std::strerror(errno)),
+    // The port that the system chooses for one kind of addresses may be taken for the other.
+    int error = EADDRINUSE;
+    for (int attempt = 0; attempt < (port == 0 ? 100 : 1) && error == EADDRINUSE; attempt++) {
+        sockets_.clear();
+        port_ = port;
+        error = 0;
+        int lacking = 0;
+        for (const char* host : only_loopback ? kLoopbackHosts : kAllInterfaces) {
+            Socket socket = listen_at(resolve(host, port_).addresses.at(0));
+            if (socket.is_open()) {
+                port_ = port_of(socket);
+                sockets_.push_back(std::move(socket));
+            } else {
+                (lacks_addresses(errno) ? lacking : error) = errno;
+            }
+        }
+        if (sockets_.empty() && error == 0) error = lacking;
+    }
+    if (error != 0) {
+        throw Error(ErrorKind::io, text("cannot listen on TCP port ", port_, ": ", std::strerror(error)),
                     "Another process may use it: choose another port.");
     }
-    port_ = ntohs(address.sin_port);
+}
+
+std::vector<int> ListeningSocket::fds() const {
+    std::vector<int> result;
+    for (const Socket& socket : sockets_) result.push_back(socket.fd());
+    return result;
 }
 
 std::optional<Socket> ListeningSocket::accept(double timeout_seconds) {
-    if (!wait_readable(socket_.fd(), timeout_seconds)) {
+    const std::vector<int> found = wait_readable(fds(), timeout_seconds);
+    if (found.empty()) {
         errno = EAGAIN;
         return std::nullopt;
     }
-    int fd = accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
+    // the others come first next time, so that many who come to one hold up nobody at another
+    std::ranges::rotate(sockets_, std::ranges::find(sockets_, found[0], &Socket::fd) + 1);
+    int fd = accept4(found[0], nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) return std::nullopt;
     send_at_once(fd);
     return Socket(fd);
@@ -211,22 +234,18 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
     // A host that answers nothing, or whose answer is lost, is asked anew; one that refuses may just not listen yet.
     constexpr double patience = 2, pause = 0.05;
     const double deadline = steady_seconds() + timeout_seconds;
-    std::vector<sockaddr_in> wrong;   // those that were not the right ones, until all have been tried
-    auto is_wrong = [&wrong](const sockaddr_in& a) {
-        return std::any_of(wrong.begin(), wrong.end(),
-                           [&a](const sockaddr_in& w) { return w.sin_addr.s_addr == a.sin_addr.s_addr; });
-    };
+    std::set<std::string> wrong;   // those that were not the right ones, until all have been tried
     do {
-        std::vector<sockaddr_in> addresses;
+        std::vector<Address> addresses;
         for (const std::string& host : hosts) {
-            for (const sockaddr_in& address : resolve(host, port)) {
-                if (!is_wrong(address)) addresses.push_back(address);
+            for (const Address& address : resolve(host, port).addresses) {
+                if (!wrong.contains(address.host())) addresses.push_back(address);
             }
         }
         std::optional<Attempt> answered = connect_to_first(addresses, std::min(deadline, steady_seconds() + patience));
         if (answered && (!greet || greet(answered->socket))) return std::move(answered->socket);
         if (answered) {
-            wrong.push_back(addresses[answered->address]);
+            wrong.insert(addresses[answered->address].host());
             continue;
         }
         wrong.clear();
@@ -234,8 +253,6 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
     } while (steady_seconds() < deadline);
     return std::nullopt;
 }
-
-bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "localhost"; }
 
 std::string own_host_name() {
     char name[256] = {};
@@ -249,17 +266,4 @@ std::string own_host_identity() {
     struct stat network {};
     stat("/proc/self/ns/net", &network);
     return text(own_host_name(), "/", boot, "/", network.st_ino);
-}
-
-std::vector<std::string> own_addresses() {
-    std::vector<std::string> result;
-    ifaddrs* list = nullptr;
-    if (getifaddrs(&list) != 0) return result;
-    for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
-        if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
-        if (!(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
-        result.push_back(in_digits(*reinterpret_cast<const sockaddr_in*>(i->ifa_addr)));
-    }
-    freeifaddrs(list);
-    return result;
 }

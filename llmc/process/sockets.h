@@ -46,14 +46,15 @@ private:
 
 class ListeningSocket {
 public:
-    // Listens on `port` (0: any) of all interfaces, or of loopback alone. Throws Error(io).
+    // Listens on `port` (0: any) of all interfaces, or of loopback alone, by IPv4 and by IPv6; where the machine has
+    // only one of them, by that. Throws Error(io).
     explicit ListeningSocket(int port, bool only_loopback = false);
     int port() const { return port_; }
-    int fd() const { return socket_.fd(); }   // readable when a connection is pending
+    std::vector<int> fds() const;   // one is readable when a connection is pending
     std::optional<Socket> accept(double timeout_seconds);
 
 private:
-    Socket socket_;
+    std::vector<Socket> sockets_;   // one of each kind of addresses
     int port_ = 0;
 };
 
@@ -63,11 +64,6 @@ private:
 std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
                                      const std::function<bool(Socket&)>& greet = {});
 
-// "localhost", or an address of 127.0.0.0/8 in digits: the same host, whoever says it. Other names may mean loopback on
-// one host and not on others.
-bool is_loopback(const std::string& host);
-
 std::string own_host_name();   // for messages; others may not be able to resolve it
 // What two processes share exactly if they reach each other by loopback: host name, boot and network namespace.
 std::string own_host_identity();
-std::vector<std::string> own_addresses();   // in digits, of all interfaces that are up, without loopback

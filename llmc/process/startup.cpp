@@ -10,6 +10,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
+#include "llmc/process/address.h"
 #include "llmc/process/joining.h"
 
 namespace {
@@ -83,30 +84,29 @@ std::string content_of(const std::string& path) {
     }
 }
 
-struct HostPort {
-    std::string host;
-    int port;
-};
+HostPort address_of_rank_0(const std::string& given) {
+    if (!given.empty()) return read_host_port(given, kDefaultPort, given);
+    const char *host = std::getenv("MASTER_ADDR"), *port = std::getenv("MASTER_PORT");
+    if (host == nullptr) {
+        throw Error(ErrorKind::usage, "--init tcp needs the address of rank 0",
+                    "Pass --init-address HOST:PORT, or set MASTER_ADDR and MASTER_PORT.");
+    }
+    if (port == nullptr) return read_host_and_port(host, "", kDefaultPort, text("MASTER_ADDR=", host));
+    return read_host_and_port(host, port, kDefaultPort, text("MASTER_ADDR=", host, " MASTER_PORT=", port));
+}
 
-HostPort parse_address(const std::string& given) {
-    std::string address = given;
-    if (address.empty()) {
-        const char *host = std::getenv("MASTER_ADDR"), *port = std::getenv("MASTER_PORT");
-        if (host == nullptr) {
-            throw Error(ErrorKind::usage, "--init tcp needs the address of rank 0",
-                        "Pass --init-address HOST:PORT, or set MASTER_ADDR and MASTER_PORT.");
+// Waits until a name resolves, as long as the resolver says that it may yet.
+void await_name(const HostPort& at, const Joining& own) {
+    const double deadline = steady_seconds() + own.seconds;
+    for (Resolution found = resolve(at.host, at.port); found.addresses.empty(); found = resolve(at.host, at.port)) {
+        if (!found.is_temporary || steady_seconds() >= deadline) {
+            throw Error(ErrorKind::no_device,
+                        text("rank ", own.rank, " cannot reach rank 0 at ", to_text(at), ": ", at.host,
+                             " does not resolve: ", found.failure),
+                        "Check the name's spelling, /etc/hosts and the name server, or give the address in digits.");
         }
-        address = port == nullptr ? std::string(host) : text(host, ":", port);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    const std::size_t colon = address.find(':');
-    if (colon == std::string::npos) return {address, kDefaultPort};
-    char* end = nullptr;
-    const long port = std::strtol(address.c_str() + colon + 1, &end, 10);
-    if (colon == 0 || *end != '\0' || port <= 0 || port > 65535) {
-        throw Error(ErrorKind::usage, text("the address of rank 0 is ", address),
-                    "Expected HOST:PORT, for example node1:29500.");
-    }
-    return {address.substr(0, colon), static_cast<int>(port)};
 }
 
 // Counts what the launcher did not say: local ranks are the ranks on the same host, in order. The launcher does not
@@ -133,11 +133,12 @@ ProcessPlace find_place(Rendezvous& rendezvous, const LaunchEnvironment& environ
 }
 
 std::vector<Socket> meet_by_tcp(const StartupOptions& options, Joining own) {
-    const HostPort at = parse_address(options.address);
+    const HostPort at = address_of_rank_0(options.address);
     own.word = run_secret();
     own.address_is_given = true;
     std::vector<Socket> sockets;
     if (own.rank > 0) {
+        await_name(at, own);
         sockets.push_back(join_rank_0({at.host}, at.port, own));
         return sockets;
     }

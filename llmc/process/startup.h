@@ -8,8 +8,8 @@
 // Unknown peers cost a run nothing: a rank that joins sends the run's secret, and rank 0 handshakes all pending
 // connections at once (joining.h). The secret of tcp is TRAIN_GPT_SECRET, which scripts/launch.sh makes anew for each
 // run, else what the batch system calls the job (Slurm, torchrun), which tells runs apart. mpi has its own; whoever may
-// write to fs's folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, localhost), it listens
-// there only.
+// write to fs's folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, ::1, localhost),
+// it listens there only.
 //
 // Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
 // and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which scripts/launch.sh also
@@ -26,7 +26,7 @@ struct StartupOptions {
     InitMethod method = InitMethod::automatic;
     int rank = -1, ranks = -1;      // -1: ask the environment
     int gpus_per_node = 0;          // local rank = rank modulo this; 0: by the environment, else by host
-    std::string address;            // tcp: HOST[:PORT] of rank 0; empty: MASTER_ADDR and MASTER_PORT
+    std::string address;            // tcp: HOST[:PORT] of rank 0, [::1]:PORT for IPv6; empty: MASTER_ADDR, MASTER_PORT
     std::string folder;             // fs: a folder that all ranks see
     double timeout_seconds = 120;   // how long to wait for peers
 };
@@ -69,8 +69,8 @@ struct Startup {
 std::string run_secret();
 
 // Joins the other processes. Local ranks that the environment does not give are counted by host (own_host_identity).
-// Errors: Error(usage) for a rank outside its range, a missing address or folder, mpi in a build without MPI;
-// Error(no_device) naming who did not come.
+// Errors: Error(usage) for a rank outside its range, a missing or malformed address, a missing folder, mpi in
+// a build without MPI; Error(no_device) naming who did not come, or a name that does not resolve.
 Startup start_up(const StartupOptions& options);
 
 // This process's rank, before it has met anyone: for messages.

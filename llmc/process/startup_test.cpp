@@ -15,6 +15,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder_test.h"
+#include "llmc/process/address.h"
 #include "llmc/process/sockets.h"
 
 namespace {
@@ -219,6 +220,41 @@ TEST_CASE("startup: tcp and fs, any order of coming") {
             }
             check_all_met(start(all));
         }
+    }
+}
+
+TEST_CASE("startup: an address of IPv6, or localhost, and what torchrun says of it") {
+    const int port = free_port();
+    auto meet_at = [](const std::string& address) {
+        std::vector<StartupOptions> all;
+        for (int r = 0; r < 3; r++) {
+            all.push_back(options_of(InitMethod::tcp, r, 3));
+            all.back().address = address;
+        }
+        check_all_met(start(all));
+    };
+    std::vector<std::string> hosts{"localhost"};
+    if (ListeningSocket(0, true).fds().size() == 2) hosts.insert(hosts.end(), {"::1", "[::1]"});
+    for (const std::string& host : hosts) {
+        INFO(host);
+        Environment environment({{"MASTER_ADDR", host}, {"MASTER_PORT", std::to_string(port)}});
+        meet_at("");
+        if (host != "::1") meet_at(text(host, ":", port));
+    }
+}
+
+TEST_CASE("startup: a name that does not resolve is told with the resolver's reason, at once where that is final") {
+    Environment environment({});
+    for (const char* name : {"no-such-host.invalid", "a b", ".."}) {
+        INFO(name);
+        StartupOptions alone = options_of(InitMethod::tcp, 1, 2);
+        const Resolution found = resolve(name, 1);
+        alone.timeout_seconds = found.is_temporary ? 0.5 : 1e6;
+        alone.address = text(name, ":29500");
+        const Outcome outcome = start({alone})[0];
+        CHECK(outcome.exit_code == 69);
+        CHECK(contains(outcome.error, text("rank 1 cannot reach rank 0 at ", alone.address, ": ", name,
+                                           " does not resolve: ", found.failure)));
     }
 }
 
@@ -434,7 +470,7 @@ TEST_CASE("startup: a rank of another run is told so, and takes nobody's place")
     CHECK(contains(outcome.error, "these have not come within 2 s: 1"));
 }
 
-TEST_CASE("startup: where the secret of a run comes from, and what counts as loopback") {
+TEST_CASE("startup: where the secret of a run comes from") {
     auto secret = [](const Variables& variables) {
         Environment environment(variables);
         return run_secret();
@@ -443,8 +479,6 @@ TEST_CASE("startup: where the secret of a run comes from, and what counts as loo
     CHECK(secret({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) == "slurm 12");
     CHECK(secret({{"TORCHELASTIC_RUN_ID", "abc"}}) == "abc");
     CHECK(secret({{"TRAIN_GPT_SECRET", "own"}, {"TORCHELASTIC_RUN_ID", "abc"}}) == "own");
-    for (const char* host : {"127.0.0.1", "localhost"}) CHECK(is_loopback(host));
-    for (const char* host : {"127.0.1.1", "128.0.0.1", "node0", "", "127.0.0.1.example.org"}) CHECK(!is_loopback(host));
 }
 
 TEST_CASE("startup: settings that make no sense are refused") {
@@ -454,7 +488,7 @@ TEST_CASE("startup: settings that make no sense are refused") {
     CHECK(code_of(options_of(InitMethod::fs, 0, 2)).exit_code == 64);    // no folder
     CHECK(code_of(options_of(InitMethod::tcp, 2, 2)).exit_code == 64);
     StartupOptions bad_port = options_of(InitMethod::tcp, 0, 2);
-    for (const char* address : {"host:", "host:0", "host:99999", "host:12x", ":29500"}) {
+    for (const char* address : {"host:", "host:0", "host:99999", "host:12x", ":29500", "::1:29500", "[::1"}) {
         bad_port.address = address;
         CHECK(code_of(bad_port).exit_code == 64);
     }

@@ -8,67 +8,18 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/exit_code.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
+#include "llmc/process/heartbeat.h"
 #include "llmc/process/joining.h"
 
 namespace {
 
-// What a rank does, as far as others may have to wait for it. Heartbeats carry it.
-enum class Activity : char {
-    computes = 'c',
-    waits = 'h',       // it has collectives under way, for which its host waits
-    has_asked = 'w',   // it has collectives under way, and its host goes on
-    local = 'a',       // local work of any length (Communicator::LocalWork), or start-up
-};
-
 bool is_under_way(Activity activity) { return activity == Activity::waits || activity == Activity::has_asked; }
-
-// Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
-using AskedFor = std::map<std::uint64_t, std::uint64_t>;
-
-std::string to_text(const AskedFor& groups) {
-    std::string line;
-    for (const auto& [group, count] : groups) line += text(line.empty() ? "" : ",", group, ":", count);
-    return line.empty() ? "-" : line;
-}
-
-AskedFor asked_for_from(const std::string& line) {
-    AskedFor groups;
-    std::istringstream words(line);
-    std::uint64_t group = 0, count = 0;
-    for (char between = 0; words >> group >> between >> count; words >> between) groups[group] = count;
-    return groups;
-}
-
-// How far a rank is. Heartbeats carry it: "<progress> <activity> <operations of groups> <words>".
-struct Place {
-    std::uint64_t progress = 0;   // grows with everything it does
-    Activity activity = Activity::local;
-    AskedFor asked_for = {};
-    std::string words = "start-up";   // for people
-};
-
-std::string to_text(const Place& place) {
-    return text(place.progress, " ", static_cast<char>(place.activity), " ", to_text(place.asked_for), " ",
-                place.words);
-}
-
-std::optional<Place> place_from(const std::string& line) {
-    std::istringstream told(line);
-    Place place;
-    char activity = 0;
-    std::string groups;
-    if (!(told >> place.progress >> activity >> groups) || !std::getline(told >> std::ws, place.words)) return {};
-    place.activity = static_cast<Activity>(activity);
-    place.asked_for = asked_for_from(groups);
-    return place;
-}
 
 // What is known of a rank at the other end of a connection.
 struct Peer {
@@ -80,7 +31,7 @@ struct Peer {
 };
 
 // The first letter of a message.
-constexpr char beat = 'b', goodbye = 'g', failure = 'f', abort_all = 'a', collectives = 'c';
+constexpr char beat = 'b', goodbye = 'g', failure = 'f', suspicion = 's', abort_all = 'a', collectives = 'c';
 
 void print_and_exit(int rank, int exit_code, const std::string& why) {
     // whatever becomes of the output: it may go to a pipe that nobody empties, where the main thread is stuck too
@@ -142,6 +93,7 @@ struct Watchdog::Impl {
             listen(std::min(0.05, options.heartbeat_seconds / 2));
             look_for_silence();
             look_for_failure();
+            look_at_suspicion();
             if (place.rank == 0) look_for_stall();
         }
         if (!is_aborted) {
@@ -243,9 +195,11 @@ struct Watchdog::Impl {
             case goodbye: {
                 std::lock_guard lock(sending);
                 peer.gone = true;
+                rank_0_has_left = place.rank > 0;
                 break;
             }
             case failure: start_abort(text(name_of(rank), " failed: ", rest)); break;
+            case suspicion: suspect(text(name_of(rank), " failed: ", rest)); break;
             case abort_all: {   // "a<exit code> <reason>"
                 const std::size_t space = rest.find(' ');
                 start_abort(rest.substr(space + 1), static_cast<ErrorKind>(std::atoi(rest.c_str())));
@@ -352,8 +306,45 @@ struct Watchdog::Impl {
             failing_since = steady_seconds();
         } else if (steady_seconds() - failing_since > 2 * options.heartbeat_seconds + 1) {
             if (place.rank != 0) send_to_all(failure + found);
-            start_abort(text("rank ", place.rank, " on ", place.host, " failed: ", found));
+            start_abort(failed(found));
         }
+    }
+
+    std::string failed(const std::string& why) const {   // of this rank
+        return text("rank ", place.rank, " on ", place.host, " failed: ", why);
+    }
+
+    // Notes on rank 0 the first error that is most likely the consequence of another rank's loss, which is to be told
+    // instead if it shows itself.
+    void suspect(const std::string& why) {
+        std::lock_guard lock(mutex);
+        if (suspected.empty()) suspected = why;
+    }
+
+    // Aborts because of what is suspected when this thread has listened for long enough since without finding a loss.
+    void look_at_suspicion() {
+        std::string why;
+        {
+            std::lock_guard lock(mutex);
+            why = suspected;
+        }
+        if (why.empty()) return;
+        if (suspected_since < 0) suspected_since = clock;
+        if (clock - suspected_since > options.heartbeat_seconds + 0.25) start_abort(why);
+    }
+
+    // Tells rank 0 of an error of this rank's main thread, and waits for what all are told: that, or what came before.
+    // Nothing is told where rank 0 has left.
+    void report(const std::string& own_error, bool may_be_consequence) {
+        if (peers.empty()) return;
+        if (place.rank > 0) {
+            send_to_all((may_be_consequence ? suspicion : failure) + own_error);
+        } else if (may_be_consequence) {
+            suspect(failed(own_error));
+        } else {
+            start_abort(failed(own_error));
+        }
+        while (!is_aborted && !rank_0_has_left) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
 
     void tell_collectives() {
@@ -403,8 +394,10 @@ struct Watchdog::Impl {
 
     void leave_after_grace() {
         const double end = steady_seconds() + options.grace_seconds;
-        while (!leaving && steady_seconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        if (leaving) return;   // the main thread has come to its end
+        auto main_thread_ends = [this] { return leaving || is_failing; };
+        while (!main_thread_ends() && steady_seconds() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        if (main_thread_ends()) return;
         end_process(static_cast<int>(abort_kind.load()), text(abort_reason(), "\n  ", hint()));
     }
 
@@ -431,18 +424,20 @@ struct Watchdog::Impl {
     std::vector<Peer> peers;                                  // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
+    std::atomic<bool> is_failing = false;                       // the main thread has an error and ends by itself
+    std::atomic<bool> rank_0_has_left = false;                  // in good order; known elsewhere alone
     std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well
     std::atomic<std::int64_t> step = 0;
     std::atomic<bool> has_stepped = false;   // since this process started
     std::mutex sending;                      // one message at a time
-    mutable std::mutex mutex;                // guards the next two
-    std::string reason;
+    mutable std::mutex mutex;                // guards the next three
+    std::string reason, suspected;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // of the thread alone
     Place own;
     std::uint64_t seen_own_progress = 0;
     double clock = 0, listened_at = 0;   // seconds; see advance_clock
-    double last_advance = 0, failing_since = 0;
+    double last_advance = 0, failing_since = 0, suspected_since = -1;
     CollectiveOrder order;   // on rank 0
 };
 
@@ -476,32 +471,19 @@ void Watchdog::set_step(std::int64_t step) {
 void Watchdog::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);
     const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
-    if (may_be_consequence || impl_->place.rank > 0) {
-        // most likely of another rank's loss, which the watchdog is about to name; or rank 0 has met it too
-        const double patience = steady_seconds() + impl_->options.heartbeat_seconds + 0.25;
-        while (!impl_->is_aborted && steady_seconds() < patience) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-    }
     const std::string own = error.what();
-    if (impl_->is_aborted) {
-        // Both are told: who reads only one of them may look for the cause in the wrong place.
-        const std::string reason = abort_reason();
-        const bool is_same = own.find(reason) != std::string::npos;
-        const std::string loss = text(reason, "\n  ", impl_->hint());
-        if (reason.ends_with(own) && impl_->place.rank > 0) return impl_->end_process(own_code, "");   // said
-        impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
-                           is_same              ? own
-                           : may_be_consequence ? text(loss, "\n  what this rank met: ", own)
-                                                : text(own, "\n  besides: ", reason));
-        return;
-    }
-    if (impl_->place.rank == 0) {
-        impl_->tell_abort(text("rank 0 on ", impl_->place.host, " failed: ", own));
-    } else {
-        impl_->send_to_all(failure + own);
-    }
-    impl_->end_process(own_code, own);
+    impl_->is_failing = true;
+    impl_->report(own, may_be_consequence);
+    const std::string reason = abort_reason();
+    if (reason.empty() || reason == impl_->failed(own)) return impl_->end_process(own_code, own);
+    if (reason.ends_with(own)) return impl_->end_process(own_code, "");   // another rank has met it too, and says it
+    // Both are told: who reads only one of them may look for the cause in the wrong place.
+    const bool is_same = own.find(reason) != std::string::npos;
+    const std::string loss = text(reason, "\n  ", impl_->hint());
+    impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
+                       is_same              ? own
+                       : may_be_consequence ? text(loss, "\n  what this rank met: ", own)
+                                            : text(own, "\n  besides: ", reason));
 }
 
 bool Watchdog::aborted() const { return impl_->is_aborted; }

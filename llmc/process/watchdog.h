@@ -53,10 +53,11 @@ public:
     void forget(const Communicator& communicator);
     void set_step(std::int64_t step);   // completed steps; until the first call this rank starts up
 
-    // Ends this process, which cannot go on because of `error`: tells the others, who end with 75, prints the error and
-    // the loss of another rank, if there is one, and leaves (what rank 0 has met too, rank 0 alone prints) with the
-    // error's exit code, or the loss's if that caused it. No destructor runs: those of device memory could wait for
-    // ever for work that needs the others.
+    // Ends this process, which cannot go on because of `error`: tells rank 0, waits for what rank 0 tells all, who end
+    // with 75, prints the error and the loss of another rank, if there is one, and leaves (what several have met, the
+    // one that is told of prints) with the error's exit code, or the loss's if that caused it. Does not wait by the
+    // clock: a machine that is slow ends alike. No destructor runs: those of device memory could wait for ever for work
+    // that needs the others.
     void leave(const std::exception& error);
 
     // True once some rank is lost. After the grace period the process leaves.

@@ -16,82 +16,21 @@
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/watchdog_ends_test.h"
 
 namespace {
 
-WatchdogOptions quick() {
-    WatchdogOptions options;
-    options.heartbeat_seconds = 0.02;
-    options.silence_seconds = 0.6;
-    options.stall_seconds = 0;
-    options.grace_seconds = 0.05;
-    return options;
-}
-
-Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
-    StartupOptions options;
-    options.method = InitMethod::fs;
-    options.folder = folder.path();
-    options.rank = rank;
-    options.ranks = ranks;
-    options.timeout_seconds = 20;
-    return start_up(options);
-}
-
-// How a rank would have left.
-struct End {
-    int exit_code = 0;
-    std::string why;
-};
-
-class Ends {
-public:
-    explicit Ends(int ranks) : ends_(static_cast<std::size_t>(ranks)) {}
-    WatchdogOptions options(int rank, WatchdogOptions base = quick()) {
-        base.leave = [this, rank](int exit_code, const std::string& why) {
-            std::lock_guard lock(mutex_);
-            End& end = ends_[static_cast<std::size_t>(rank)];
-            if (end.exit_code == 0) end = {exit_code, why};   // a process ends once
-        };
-        return base;
-    }
-    End of(int rank) {
-        std::lock_guard lock(mutex_);
-        return ends_[static_cast<std::size_t>(rank)];
-    }
-    void await(int rank) {
-        for (const double end = steady_seconds() + 20; steady_seconds() < end && of(rank).exit_code == 0;) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-    }
-
-private:
-    std::mutex mutex_;
-    std::vector<End> ends_;
-};
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// The same over tcp, whose end waits for nobody.
-Startup meet_by_tcp(int port, int rank, int ranks) {
-    StartupOptions options;
-    options.method = InitMethod::tcp;
-    options.address = text("127.0.0.1:", port);
-    options.rank = rank;
-    options.ranks = ranks;
-    options.timeout_seconds = 20;
-    return start_up(options);
-}
-
-// Ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that raises `signal_number` once all have
-// met.
+// Runs ranks 0 .. ranks-1 without `victim` as threads, the victim as a process that raises `signal_number` once all
+// have met.
 void lose(int ranks, int victim, int signal_number, const std::string& expected) {
+    WatchdogOptions options = patient();
+    if (signal_number == SIGSTOP) options.silence_seconds = 5;
     const int port = ListeningSocket(0).port();
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
         Startup startup = meet_by_tcp(port, victim, ranks);
-        Watchdog watchdog(*startup.rendezvous, startup.place, quick());
+        Watchdog watchdog(*startup.rendezvous, startup.place, options);
         watchdog.set_step(7);
         std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
         raise(signal_number);
@@ -103,7 +42,7 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
         if (r == victim) continue;
         threads.emplace_back([&, r] {
             Startup startup = meet_by_tcp(port, r, ranks);
-            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r));
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r, options));
             ends.await(r);
         });
     }
@@ -146,60 +85,8 @@ TEST_CASE("watchdog: a rank that dies is named to all others") {
 }
 
 TEST_CASE("watchdog: a rank that hangs is named to all others") {
-    lose(3, 2, SIGSTOP, "has been silent for 0.6 s");
-    lose(2, 0, SIGSTOP, "has been silent for 0.6 s");
-}
-
-TEST_CASE("watchdog: a rank that fails says why, and keeps its own exit code") {
-    for (int failing : {0, 2}) {
-        TemporaryFolder folder;
-        Ends ends(3);
-        std::vector<std::thread> threads;
-        for (int r = 0; r < 3; r++) {
-            threads.emplace_back([&, r] {
-                Startup startup = meet(folder, r, 3);
-                Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r));
-                if (r == failing) watchdog.leave(Error(ErrorKind::io, "the disk is full"));
-                ends.await(r);
-                if (r == failing) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-            });
-        }
-        for (std::thread& t : threads) t.join();
-        for (int r = 0; r < 3; r++) {
-            CHECK(ends.of(r).exit_code == (r == failing ? 74 : 75));
-            CHECK(contains(ends.of(r).why, "the disk is full"));
-            if (r != failing) CHECK(contains(ends.of(r).why, text("rank ", failing, " on ")));
-        }
-    }
-}
-
-TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tells of both") {
-    TemporaryFolder folder;
-    Ends ends(2);
-    std::vector<std::thread> threads;
-    for (int r = 0; r < 2; r++) {
-        threads.emplace_back([&, r] {
-            Startup startup = meet(folder, r, 2);
-            WatchdogOptions options = ends.options(r);
-            if (r == 0) options.grace_seconds = 20;   // its main thread comes to its end by itself
-            Watchdog watchdog(*startup.rendezvous, startup.place, options);
-            if (r == 1) {
-                watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
-                std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                return;
-            }
-            for (const double end = steady_seconds() + 20; steady_seconds() < end && !watchdog.aborted();) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            }
-            watchdog.leave(Error(ErrorKind::io, "the disk is full"));
-        });
-    }
-    for (std::thread& t : threads) t.join();
-    INFO(ends.of(0).why);
-    CHECK(ends.of(0).exit_code == 74);
-    CHECK(contains(ends.of(0).why, "the disk is full"));
-    CHECK(contains(ends.of(0).why, "rank 1 on "));
-    CHECK(contains(ends.of(0).why, "a broken shard"));
+    lose(3, 2, SIGSTOP, "has been silent for 5 s");
+    lose(2, 0, SIGSTOP, "has been silent for 5 s");
 }
 
 TEST_CASE("watchdog: ranks that all wait are a stall, of which the one that keeps the other waiting is named") {

@@ -23,6 +23,7 @@ runs=${RUNS:-runs}
 case ${INIT:-tcp} in
     tcp)
         [ -n "${HEAD:-}" ] || { echo "by_hand.sh: HEAD is to be the name or address of node 0" >&2; exit 64; }
+        case $HEAD in \[*) ;; *:*) HEAD="[$HEAD]" ;; esac   # an address of IPv6
         init=(--init tcp --init-address "$HEAD:${PORT:-29500}")
         if [ -z "${TRAIN_GPT_SECRET:-}" ]; then
             mkdir -p "$runs"

@@ -8,6 +8,8 @@
 // driven by that rank's queues.
 #pragma once
 
+#include <netinet/in.h>
+
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -22,8 +24,8 @@ namespace host {
 struct FabricAddress {
     std::uint64_t key = 0;         // sent first by whoever connects: strangers do not know it
     std::uint64_t host = 0;        // machine and network namespace
-    std::uint32_t ip = 0;          // IPv4, network order
-    std::uint16_t port = 0;        // network order
+    sockaddr_in ip4 = {};          // of family 0: it has none, or does not listen there
+    sockaddr_in6 ip6 = {};         // likewise
     char unix_name[26] = {};       // in the abstract namespace
 };
 

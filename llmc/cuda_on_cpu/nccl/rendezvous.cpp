@@ -37,21 +37,40 @@ std::uint64_t host_id() {
     return std::hash<std::string>{}(boot) ^ (network.st_ino * 0x9e3779b97f4a7c15ull);
 }
 
-// Returns the address by which others reach this host: that of the interface that NCCL_SOCKET_IFNAME names (a prefix),
-// else of the first that is up and no loopback, else loopback.
-in_addr_t own_ip() {
+// Finds the addresses others reach this host by, one of each kind: of the first interface with one that NCCL_SOCKET_IFNAME names
+// (a prefix), else that is up and no loopback; where there is neither kind, those of loopback. Link-local ones of IPv6
+// mean nothing on another host.
+void find_own_addresses(FabricAddress* own) {
     const char* wanted = std::getenv("NCCL_SOCKET_IFNAME");
-    in_addr_t result = htonl(INADDR_LOOPBACK);
     ifaddrs* list = nullptr;
-    if (getifaddrs(&list) != 0) return result;
+    if (getifaddrs(&list) != 0) list = nullptr;
     for (ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
-        if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
-        bool chosen = wanted ? std::string(i->ifa_name).starts_with(wanted) : !(i->ifa_flags & IFF_LOOPBACK);
-        if (!chosen) continue;
-        result = reinterpret_cast<sockaddr_in*>(i->ifa_addr)->sin_addr.s_addr;
-        break;
+        if (i->ifa_addr == nullptr || !(i->ifa_flags & IFF_UP)) continue;
+        if (wanted ? !std::string(i->ifa_name).starts_with(wanted) : (i->ifa_flags & IFF_LOOPBACK) != 0) continue;
+        const auto* ip6 = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr);
+        if (i->ifa_addr->sa_family == AF_INET && own->ip4.sin_family == 0) {
+            std::memcpy(&own->ip4, i->ifa_addr, sizeof own->ip4);
+        } else if (i->ifa_addr->sa_family == AF_INET6 && own->ip6.sin6_family == 0 &&
+                   !IN6_IS_ADDR_LINKLOCAL(&ip6->sin6_addr)) {
+            own->ip6 = *ip6;
+        }
     }
-    freeifaddrs(list);
+    if (list != nullptr) freeifaddrs(list);
+    if (own->ip4.sin_family != 0 || own->ip6.sin6_family != 0) return;
+    own->ip4.sin_family = AF_INET;
+    own->ip4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    own->ip6.sin6_family = AF_INET6;
+    own->ip6.sin6_addr = in6addr_loopback;
+}
+
+// Listens at `at`; a port of 0 there becomes the one that the system chooses. -1 with errno where it cannot.
+template <class Where>
+Descriptor listen_at(Where& at, socklen_t size) {
+    auto* generic = reinterpret_cast<sockaddr*>(&at);
+    Descriptor result(socket(generic->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const bool listens = result.get() >= 0 && bind(result.get(), generic, size) == 0 && listen(result.get(), 1024) == 0;
+    if (!listens) return Descriptor();
+    if (generic->sa_family != AF_UNIX) getsockname(result.get(), generic, &size);
     return result;
 }
 
@@ -102,24 +121,24 @@ Listener::Listener() {
     std::random_device random;
     address.key = (std::uint64_t{random()} << 32) ^ random();
     address.host = host_id();
-    address.ip = own_ip();
+    find_own_addresses(&address);
 
-    by_unix = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_un local;
-    socklen_t length = unix_address(address.unix_name, &local);
-    if (bind(by_unix.get(), reinterpret_cast<sockaddr*>(&local), length) != 0 || listen(by_unix.get(), 1024) != 0) {
-        fail_with_errno("cannot listen on a unix socket");
-    }
-    by_tcp = Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in remote{};
-    remote.sin_family = AF_INET;
-    remote.sin_addr.s_addr = address.ip;
-    socklen_t size = sizeof remote;
-    if (bind(by_tcp.get(), reinterpret_cast<sockaddr*>(&remote), size) != 0 || listen(by_tcp.get(), 1024) != 0 ||
-        getsockname(by_tcp.get(), reinterpret_cast<sockaddr*>(&remote), &size) != 0) {
-        fail_with_errno("cannot listen on a TCP port");
-    }
-    address.port = remote.sin_port;
+    const socklen_t length = unix_address(address.unix_name, &local);
+    sockets.push_back(listen_at(local, length));
+    if (sockets[0].get() < 0) fail_with_errno("cannot listen on a unix socket");
+    auto listen_by_tcp = [this](auto& at, auto& family) {
+        if (family == 0) return;
+        Descriptor found = listen_at(at, sizeof at);
+        if (found.get() < 0) {
+            family = 0;   // nobody is to try it
+        } else {
+            sockets.push_back(std::move(found));
+        }
+    };
+    listen_by_tcp(address.ip4, address.ip4.sin_family);
+    listen_by_tcp(address.ip6, address.ip6.sin6_family);
+    if (sockets.size() == 1) fail_with_errno("cannot listen on a TCP port");
 }
 
 bool Comers::hear(Comer& comer) const {
@@ -152,11 +171,12 @@ Descriptor Comers::next(void* greeting, double deadline) {
         }
         const double left = deadline - now_seconds();
         if (left <= 0) return Descriptor();
-        std::vector<pollfd> waiting{{listener_.by_unix.get(), POLLIN, 0}, {listener_.by_tcp.get(), POLLIN, 0}};
+        std::vector<pollfd> waiting;
+        for (const Descriptor& socket : listener_.sockets) waiting.push_back({socket.get(), POLLIN, 0});
         for (const Comer& comer : comers_) waiting.push_back({comer.connection.get(), POLLIN, 0});
         if (poll(waiting.data(), waiting.size(), static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
-        for (int listening : {waiting[0].fd, waiting[1].fd}) {
-            const int accepted = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);   // never waits
+        for (const Descriptor& socket : listener_.sockets) {
+            const int accepted = accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC);
             if (accepted < 0) continue;
             comers_.push_back({Descriptor(accepted)});
             if (comers_.size() > most) comers_.pop_front();
@@ -165,25 +185,28 @@ Descriptor Comers::next(void* greeting, double deadline) {
 }
 
 Descriptor connect_to(const FabricAddress& address, double deadline) {
-    const bool local = address.host == host_id();
+    sockaddr_un by_name;
+    const socklen_t name_length = unix_address(address.unix_name, &by_name);
+    const auto* local = reinterpret_cast<const sockaddr*>(&by_name);
+    const auto *ip4 = reinterpret_cast<const sockaddr*>(&address.ip4), *ip6 = reinterpret_cast<const sockaddr*>(&address.ip6);
+    std::vector<std::pair<const sockaddr*, socklen_t>> ways{{ip4, sizeof address.ip4}, {ip6, sizeof address.ip6}};
+    if (address.host == host_id()) ways = {{local, name_length}};
     for (;;) {
-        Descriptor connection(socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        sockaddr_un by_name;
-        sockaddr_in by_port{};
-        int status;
-        if (local) {
-            socklen_t length = unix_address(address.unix_name, &by_name);
-            status = connect(connection.get(), reinterpret_cast<sockaddr*>(&by_name), length);
-        } else {
-            by_port.sin_family = AF_INET;
-            by_port.sin_addr.s_addr = address.ip;
-            by_port.sin_port = address.port;
-            status = connect(connection.get(), reinterpret_cast<sockaddr*>(&by_port), sizeof by_port);
-            int yes = 1;
-            setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        int error = EAFNOSUPPORT;
+        for (const auto& [to, size] : ways) {
+            if (to->sa_family == 0) continue;
+            Descriptor connection(socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+            if (connect(connection.get(), to, size) == 0) {
+                int yes = 1;
+                if (to->sa_family != AF_UNIX) setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+                return connection;
+            }
+            error = errno;
         }
-        if (status == 0) return connection;
-        if (now_seconds() > deadline) fail_with_errno("cannot connect to a peer");
+        if (now_seconds() > deadline) {
+            errno = error;
+            fail_with_errno("cannot connect to a peer");
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
 }

@@ -1,7 +1,6 @@
 // Lets ranks find each other: blocking sockets, used only while connecting.
 #pragma once
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -33,12 +32,11 @@ private:
     int fd_;
 };
 
-// Listens on a unix name and a TCP port of its own.
+// Listens on a unix name and on TCP ports of its own, by IPv4 and IPv6 where the host has an address of each.
 struct Listener {
     Listener();
     FabricAddress address;
-    Descriptor by_unix, by_tcp;
-
+    std::vector<Descriptor> sockets;   // accepting never waits
 };
 
 // Connections to a listener that is open to all. Each must send a greeting of a given number of bytes, whose first

@@ -1,0 +1,30 @@
+// What a rank's heartbeats say, by which the watchdog tells ranks that work from ranks that wait.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+// What a rank does, as far as others may have to wait for it.
+enum class Activity : char {
+    computes = 'c',
+    waits = 'h',       // it has collectives under way, for which its host waits
+    has_asked = 'w',   // it has collectives under way, and its host goes on
+    local = 'a',       // local work of any length (Communicator::LocalWork), or start-up
+};
+
+// Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
+using AskedFor = std::map<std::uint64_t, std::uint64_t>;
+
+// How far a rank is.
+struct Place {
+    std::uint64_t progress = 0;   // grows with everything it does
+    Activity activity = Activity::local;
+    AskedFor asked_for = {};
+    std::string words = "start-up";   // for people
+};
+
+// As a heartbeat: "<progress> <activity> <operations of groups> <words>"; nullopt where the line is none.
+std::string to_text(const Place& place);
+std::optional<Place> place_from(const std::string& line);

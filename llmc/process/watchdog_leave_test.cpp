@@ -1,0 +1,166 @@
+// How a rank with an error of its own leaves: what it says, what it leaves to others to say, and its exit code.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <thread>
+
+#include "llmc/process/sockets.h"
+#include "llmc/process/watchdog_ends_test.h"
+
+namespace {
+
+// A rank as a process that stops once it has met the others; its watchdog ends it without a word.
+pid_t stopped_rank(int port, int rank, int ranks, WatchdogOptions options) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child > 0) return child;
+    options.leave = [](int, const std::string&) { _exit(0); };
+    Startup startup = meet_by_tcp(port, rank, ranks);
+    Watchdog watchdog(*startup.rendezvous, startup.place, options);
+    raise(SIGSTOP);
+    for (;;) pause();
+}
+void await_stop(pid_t child) { REQUIRE(waitpid(child, nullptr, WUNTRACED) == child); }
+void end(pid_t child) {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+}
+// Longer than anything that a rank waits by the clock.
+void let_them_wait() { std::this_thread::sleep_for(std::chrono::seconds(1)); }
+
+}   // namespace
+
+TEST_CASE("watchdog: a rank that fails says why, and keeps its own exit code") {
+    for (int failing : {0, 2}) {
+        TemporaryFolder folder;
+        Ends ends(3);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 3; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 3);
+                Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r, patient()));
+                if (r == failing) watchdog.leave(Error(ErrorKind::io, "the disk is full"));
+                ends.await(r);
+                if (r == failing) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 3; r++) {
+            CHECK(ends.of(r).exit_code == (r == failing ? 74 : 75));
+            CHECK(contains(ends.of(r).why, "the disk is full"));
+            if (r != failing) CHECK(contains(ends.of(r).why, text("rank ", failing, " on ")));
+        }
+    }
+}
+
+TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tells of both") {
+    TemporaryFolder folder;
+    Ends ends(2);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 2; r++) {
+        threads.emplace_back([&, r] {
+            Startup startup = meet(folder, r, 2);
+            WatchdogOptions options = ends.options(r, patient());
+            if (r == 0) options.grace_seconds = 20;   // its main thread comes to its end by itself
+            Watchdog watchdog(*startup.rendezvous, startup.place, options);
+            if (r == 1) {
+                watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                return;
+            }
+            for (const double end = steady_seconds() + 20; steady_seconds() < end && !watchdog.aborted();) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            }
+            watchdog.leave(Error(ErrorKind::io, "the disk is full"));
+        });
+    }
+    for (std::thread& t : threads) t.join();
+    INFO(ends.of(0).why);
+    CHECK(ends.of(0).exit_code == 74);
+    CHECK(contains(ends.of(0).why, "the disk is full"));
+    CHECK(contains(ends.of(0).why, "rank 1 on "));
+    CHECK(contains(ends.of(0).why, "a broken shard"));
+}
+
+TEST_CASE("watchdog: the rank that is lost is told beside its consequence, however late rank 0 gets its time") {
+    const int port = ListeningSocket(0).port();
+    const pid_t first = stopped_rank(port, 0, 3, patient()), lost = stopped_rank(port, 2, 3, patient());
+    Ends ends(3);
+    {
+        Startup startup = meet_by_tcp(port, 1, 3);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
+        await_stop(first);
+        await_stop(lost);
+        end(lost);
+        std::jthread leaves(
+            [&] { watchdog.leave(Error(ErrorKind::resumable, "the connection of rank 1 to rank 2 is lost")); });
+        let_them_wait();
+        kill(first, SIGCONT);
+    }
+    end(first);
+    INFO(ends.of(1).why);
+    CHECK(ends.of(1).exit_code == 75);
+    CHECK(contains(ends.of(1).why, "rank 2 on "));
+    CHECK(contains(ends.of(1).why, "died or was cut off"));
+    CHECK(contains(ends.of(1).why, "what this rank met: the connection of rank 1 to rank 2 is lost"));
+}
+
+TEST_CASE("watchdog: an error that looks like a consequence, and is none, is told as it is") {
+    for (int failing : {0, 1}) {
+        TemporaryFolder folder;
+        Ends ends(2);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < 2; r++) {
+            threads.emplace_back([&, r] {
+                Startup startup = meet(folder, r, 2);
+                Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r, patient()));
+                if (r == failing) watchdog.leave(Error(ErrorKind::resumable, "a link is lost"));
+                ends.await(r);
+            });
+        }
+        for (std::thread& t : threads) t.join();
+        for (int r = 0; r < 2; r++) CHECK(ends.of(r).exit_code == 75);
+        CHECK(ends.of(failing).why == "a link is lost");
+        CHECK(contains(ends.of(1 - failing).why, text("rank ", failing, " on ")));
+        CHECK(contains(ends.of(1 - failing).why, "failed: a link is lost"));
+    }
+}
+
+TEST_CASE("watchdog: what several ranks meet is said by one of them, however late rank 0 gets its time") {
+    const int port = ListeningSocket(0).port();
+    const pid_t first = stopped_rank(port, 0, 3, patient());
+    Ends ends(3);
+    std::vector<std::jthread> threads;
+    for (int r = 1; r < 3; r++) {
+        threads.emplace_back([&, r] {
+            Startup startup = meet_by_tcp(port, r, 3);
+            Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(r, patient()));
+            watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
+        });
+    }
+    await_stop(first);
+    let_them_wait();
+    kill(first, SIGCONT);
+    threads.clear();
+    end(first);
+    for (int r = 1; r < 3; r++) CHECK(ends.of(r).exit_code == static_cast<int>(ErrorKind::bad_data));
+    INFO(ends.of(1).why, ", ", ends.of(2).why);
+    CHECK(ends.of(1).why + ends.of(2).why == "a broken shard");
+}
+
+TEST_CASE("watchdog: an error after rank 0 has left in good order is told") {
+    TemporaryFolder folder;
+    Ends ends(2);
+    std::jthread rank_0([&] {
+        Startup startup = meet(folder, 0, 2);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(0, patient()));
+    });
+    Startup startup = meet(folder, 1, 2);
+    Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
+    watchdog.leave(Error(ErrorKind::resumable, "a link is lost"));
+    CHECK(ends.of(1).exit_code == 75);
+    CHECK(contains(ends.of(1).why, "a link is lost"));
+}
