@@ -268,11 +268,11 @@ AllGiven given_by_record(const OptionTable& table, const RunRecord& record, cons
     return given;
 }
 
-// --data stands for the patterns that are not given beside it.
+// --data stands for those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
-    const DataPatterns found = find_named_data(name);
-    AllGiven given{{"--val-data", {found.val}}};
-    if (table.find("--train-data") != nullptr) given["--train-data"] = {found.train};
+    const std::string found = find_named_data(name);
+    AllGiven given{{"--val-data", {found}}};
+    if (table.find("--train-data") != nullptr) given["--train-data"] = {found};
     return given;
 }
 

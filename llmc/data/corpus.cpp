@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -199,14 +200,18 @@ private:
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
 };
 
-// As ShardWriter names them: [name_]train|val_000000.bin
-bool is_shard_name(std::string_view file, const std::string& name) {
-    std::string prefix = name.empty() ? "" : name + "_";
-    if (!file.starts_with(prefix)) return false;
-    file.remove_prefix(prefix.size());
-    if (!file.starts_with("train_") && !file.starts_with("val_")) return false;
-    file.remove_prefix(file.find('_') + 1);
-    return file.size() == 10 && file.ends_with(".bin") && file.find_first_not_of("0123456789") == 6;
+// The prefix in a name such as ShardWriter makes, [name_]train|val_000000.bin; none: it is no such name.
+std::optional<std::string_view> prefix_of_shard(std::string_view file) {
+    for (const std::string_view split : {"train_", "val_"}) {
+        const std::size_t tail = split.size() + std::string_view("000000.bin").size();
+        if (file.size() < tail) continue;
+        const std::string_view prefix = file.substr(0, file.size() - tail), rest = file.substr(prefix.size());
+        const bool has_digits = rest.find_first_not_of("0123456789", split.size()) == tail - 4;
+        if (!rest.starts_with(split) || !rest.ends_with(".bin") || !has_digits) continue;
+        if (prefix.empty()) return prefix;
+        if (prefix.ends_with('_')) return prefix.substr(0, prefix.size() - 1);
+    }
+    return std::nullopt;
 }
 
 std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
@@ -242,22 +247,56 @@ std::optional<CorpusState> earlier_state(const CorpusOptions& options, std::uint
     return state && state->asked == asked && state->input.file <= options.input.files.size() ? state : std::nullopt;
 }
 
+// The shards that a manifest, or a state of an unfinished corpus, lists; none where the file is absent or neither.
+std::set<std::string> listed_shards(const std::string& path) {
+    std::set<std::string> names;
+    std::error_code unknown;
+    if (!fs::is_regular_file(path, unknown)) return names;
+    const std::string content = read_whole(real_files(), path);
+    auto add = [&](const std::vector<ShardInfo>& shards) {
+        for (const ShardInfo& shard : shards) {
+            if (prefix_of_shard(shard.file)) names.insert(shard.file);
+        }
+    };
+    if (const std::optional<CorpusState> state = corpus_state_from(content)) {
+        add(state->train.shards);
+        add(state->val.shards);
+        return names;
+    }
+    try {
+        add(parse_manifest(content, path).shards);
+    } catch (const Error&) {   // it is replaced, whatever it is
+    }
+    return names;
+}
+
+// Makes the folder, without what earlier calls wrote there under any name, and with nothing else removed. The manifest
+// goes first, for it says that the folder is complete; it is kept aside until all that it lists is gone, so that a call
+// that is cut in between loses track of nothing.
 void make_output_folder(const CorpusOptions& options) {
     std::error_code problem;
     fs::create_directories(options.output, problem);
     if (!fs::is_directory(options.output)) {
         throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
     }
-    // Replace what an earlier run wrote, and nothing else; the manifest goes first, for it says the folder is complete.
-    write_whole(real_files(), unfinished_file(options), "tokenize writes here, or was cut while it did\n");
-    fs::remove(fs::path(options.output) / manifest_file_name);
+    const std::string unfinished = unfinished_file(options), note = "tokenize writes here, or was cut while it did\n";
+    const fs::path manifest = fs::path(options.output) / manifest_file_name;
+    const fs::path replaced = fs::path(options.output) / replaced_file_name;
+    if (!real_files().exists(unfinished)) write_whole(real_files(), unfinished, note);
+    if (fs::exists(manifest)) fs::rename(manifest, replaced);
+    std::set<std::string> listed = listed_shards(replaced.string());
+    listed.merge(listed_shards(unfinished));
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
         std::string file = entry.path().filename().string();
-        if (file.ends_with(".part")) file.resize(file.size() - 5);
-        if (is_shard_name(file, options.name)) old.push_back(entry.path());
+        const bool is_part = file.ends_with(".part");   // of a call that was cut
+        if (is_part) file.resize(file.size() - 5);
+        const std::optional<std::string_view> prefix = prefix_of_shard(file);
+        if (prefix && (is_part || *prefix == options.name || listed.contains(file))) old.push_back(entry.path());
     }
     for (const fs::path& path : old) fs::remove(path);
+    write_whole(real_files(), unfinished, note);
+    fs::remove(replaced);
 }
 
 TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {

@@ -8,6 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/printable.h"
 #include "llmc/data/manifest.h"
+#include "llmc/data/data_files.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
 
@@ -91,12 +92,12 @@ void write_run_record(FileSystem& files, const std::string& folder, const RunRec
     write_whole(files, record_path(folder), to_text(json, 1) + "\n");
 }
 
-RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern) {
+RecordedData describe_data(const FileSystem& files, const std::string& flag, const std::string& pattern) {
     RecordedData data;
-    data.option = option;
+    data.option = flag.substr(2);
     std::map<std::string, std::optional<CorpusManifest>> manifests;   // by folder
     Hash64 all;
-    for (const std::string& path : glob_files(pattern)) {
+    for (const std::string& path : find_data_files(flag, pattern)) {
         const std::filesystem::path shard = path;
         const auto [manifest, is_new] = manifests.try_emplace(shard.parent_path().string());
         const std::string beside = (shard.parent_path() / manifest_file_name).string();

@@ -52,8 +52,8 @@ std::vector<ChangedOption> changed_options(const std::vector<OptionText>& record
 std::optional<RunRecord> read_run_record(const FileSystem& files, const std::string& folder);
 void write_run_record(FileSystem& files, const std::string& folder, const RunRecord& record);
 
-// Of what matches a pattern; manifests beside the files are read, the files only opened.
-RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern);
+// Describes the files that --train-data or --val-data names; their manifests are read, the files only opened.
+RecordedData describe_data(const FileSystem& files, const std::string& flag, const std::string& pattern);
 
 // What "starts" says of this one. `hosts`: of every process.
 struct ThisStart {

@@ -100,7 +100,7 @@ TEST_CASE("run record: data are the same wherever they lie, and others when a to
         write_manifest(manifest, folder / name);
     };
     auto describe = [&](const std::string& name, const char* shards = "/*.bin") {
-        return describe_data(real_files(), "train-data", folder / (name + shards));
+        return describe_data(real_files(), "--train-data", folder / (name + shards));
     };
     for (const char* name : {"a", "b", "c"}) write(name, 3);
     CHECK(describe("a").hash == describe("b").hash);   // nothing tells them apart
