@@ -66,8 +66,8 @@ inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 std::string read_whole(const FileSystem& files, const std::string& path);   // of up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
-// The files matching a shell pattern ("data/train_*.bin"), sorted by name; a file that has the pattern itself as its
-// name is that file. An empty result is the caller's to judge.
+// The files matching a shell pattern ("data/train_*.bin"), sorted by name; none where nothing does. A file of just that
+// name is meant itself, and so are folders at its begin that are there by just that name ("run[1]/*.bin").
 std::vector<std::string> glob_files(const std::string& pattern);
 
 // The same, for what an option names: Error(io) where nothing matches, saying why.
