@@ -233,11 +233,32 @@ TEST_CASE("tokenizer_corpus: no data for a split is an error, not an empty file"
     CorpusOptions options;
     options.input.files = {folder / "a.txt"};
     options.output = folder / "out";
+    auto complaint = [&] {
+        try {
+            prepare(options);
+            return std::string();
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            CHECK(!error.hint().empty());
+            return error.message();
+        }
+    };
     options.val_fraction = 1e-9;
-    CHECK_THROWS_AS(prepare(options), Error);
+    CHECK(complaint() == "no validation tokens: --val-fraction 1e-09 drew none of 1 document(s)");
     options.val_fraction = 1;
-    CHECK_THROWS_AS(prepare(options), Error);
+    CHECK(complaint() ==
+          text("no training tokens: --val-fraction 1 drew all 1 document(s) of ", folder / "a.txt", " for validation"));
+    write_file(folder / "b.txt", "text");
+    options.input.files.push_back(folder / "b.txt");
+    CHECK(complaint() == text("no training tokens: --val-fraction 1 drew all 2 document(s) of ", folder / "a.txt",
+                              " and 1 more for validation"));
     options.val_fraction = 0;
+    options.val_tokens = 100;
+    CHECK(complaint().ends_with(" more became validation data"));
+    options.val_tokens = 0;
+    options.val_files = 2;
+    CHECK(complaint().ends_with(" more became validation data"));
+    options.val_files = 0;
     options.input.files = {folder / "absent.txt"};
     CHECK_THROWS_AS(prepare(options), Error);
 }
