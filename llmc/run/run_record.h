@@ -41,6 +41,15 @@ struct RunRecord {
     std::vector<Json> starts;
 };
 
+// The options that were in force from a step on: those of the start after it.
+struct OptionsOfStart {
+    int after_step;
+    std::vector<OptionText> options;
+};
+// In the order of the steps; starts whose steps a later one has made anew are left out. Error(bad_data) naming `path`
+// where the record tells no such history.
+std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path);
+
 struct ChangedOption {
     std::string name, recorded, now;
 };
