@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
         if (command_line.verb == Verb::train) StopSignals::time_limit(options.time_limit);
         if (command_line.verb == Verb::generate) return generate(options);
         if (command_line.verb == Verb::export_model) return export_model(real_files(), options);
-        if (command_line.verb == Verb::data) return show_data(options);
+        if (command_line.verb == Verb::data) return show_data(command_line);
         if (command_line.verb == Verb::plan) return plan_run(options);
         who = whose(options.startup);
         World world(world_options(options));

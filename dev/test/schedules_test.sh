@@ -73,6 +73,25 @@ samples() { "$train_gpt" data "${shape[@]}" "$@" | grep '^step' | sed 's/.*: epo
 cmp <(for i in 3 4 5; do samples "${growing[@]}" --samples $i; done) <(for i in 3 4 5 6 7; do samples --total-batch 384 --samples $i; done)
 verdict $? "samples of steps that grow are those of steps that do not"
 
+# a run that is resumed with other batches: a step is shown as it was read, whichever checkpoints are left
+train turned --total-batch 384 --stop-after 4 && train turned --resume --total-batch 768 --stop-after 8 &&
+    train turned --resume --total-batch 384 --stop-after 10
+verdict $? "runs with other batches finish: $(tail -n 3 "$work/turned.log")"
+for step in {1..14}; do samples --total-batch 384 --samples $step; done >"$work/in-order"
+all_steps() { for step in {1..10}; do samples --resume --output-dir "$work/turned" --samples $step; done; }
+cmp "$work/in-order" <(all_steps)
+verdict $? "samples before and after a resume with another batch"
+[ "$(samples --resume --output-dir "$work/turned" --samples 4 | wc -l) $(samples --resume --output-dir "$work/turned" --samples 5 | wc -l)" = "12 24" ]
+verdict $? "a step has as many samples as its start gave it"
+tr -d ' \n' <"$work/turned/step_00000010/run.json" | has '"index":168'   # 4 * 12 + 4 * 24 + 2 * 12
+verdict $? "the loader has read so many: $(grep -o '"loader.*' "$work/turned/step_00000010/run.json" | head -c 200)"
+rm -r "$work/turned/step_00000004"
+cmp "$work/in-order" <(all_steps)
+verdict $? "without a checkpoint between the batches too"
+rm -r "$work/turned"/step_*
+cmp "$work/in-order" <(all_steps)
+verdict $? "without any checkpoint too"
+
 # the average: a run's own reader, an export, and an average that begins later
 value_of() { "$train_gpt" evaluate --val-data "$work/data/*val*.bin" --seq-len 32 --micro-batch 2 "$@" 2>&1 | sed -nE 's/.*val loss ([0-9.]+) .*/\1/p'; }
 model=$(value_of --model "$work/batches") average=$(value_of --model "$work/batches" --weights ema)

@@ -41,6 +41,25 @@ expect 65 "learned/val_000001.bin: learned/manifest.json does not list this file
 rm learned/val_000001.bin
 set +f
 
+# ---- names are for people: the manifest says which shards are which
+for name in web pretrain constrained train eval retrieval val; do
+    expect 0 "3000 validation tokens" "$tokenize" -q --output named --overwrite --name $name --val-tokens 3000 text.txt
+    train_tokens=$(sed -nE 's/^named: ([0-9]+) training and .*/\1/p' out)
+    [ "$(ls named/*.bin | grep -c "named/${name}_")" -eq "$(ls named/*.bin | grep -vc tokenizer.bin)" ]
+    verdict $? "--overwrite removes what was made under another --name: $(ls named)"
+    expect 0 "step    1/1" "$train_gpt" --data ./named "${tiny[@]}"
+    [ "$(sed -nE 's/^\| (train|val) tokens +\| ([0-9]+) in .*/\2/p' out | xargs)" = "$train_tokens 3000" ]
+    verdict $? "--name $name: --data takes $(grep -E '^. (train|val) tokens' out), expected $train_tokens and 3000"
+done
+mv named/manifest.json aside.json
+for given in "--data ./named" "--train-data ./named" "--train-data bytes/train_000000.bin --val-data ./named"; do
+    cp named/val_train_000000.bin named/retrieval_000000.bin
+    expect 65 "./named: retrieval_000000.bin can be training or validation data: neither word stands alone" "$train_gpt" $given "${tiny[@]}"
+    rm named/retrieval_000000.bin
+    expect 65 "can be training or validation data: its name has both words, and there is no manifest.json" "$train_gpt" $given "${tiny[@]}"
+done
+mv aside.json named/manifest.json
+
 # ---- validation files of one's own
 echo "validation only" >val.txt
 expect 0 "17 validation tokens of 2 documents" "$tokenize" -q --tokenizer bytes --output own --val-files val.txt -- text.txt

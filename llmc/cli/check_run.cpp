@@ -193,7 +193,7 @@ std::string RunCheck::check_shards() {
     check_data(options_, model_.config, checkpoint_, data_of_run(options_), UINT64_MAX);
     std::string without;
     for (const auto& [flag, pattern] : data_of_run(options_)) {
-        data_.push_back(describe_data(real_files(), flag.substr(2), pattern));
+        data_.push_back(describe_data(real_files(), flag, pattern));
         if (data_.back().manifests.empty()) without += text(without.empty() ? "" : " and ", flag);
     }
     return without.empty() ? "they hold what their manifests say"

@@ -254,10 +254,10 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
 }
 
 // Of the options.json of the run that is resumed.
-AllGiven given_by_record(const OptionTable& table, const RunRecord& record, const std::string& folder) {
+AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>& options, const std::string& folder) {
     AllGiven given;
     const std::string where = folder + "/options.json: ";
-    for (const OptionText& option : record.options) {
+    for (const OptionText& option : options) {
         const OptionRow* const row = table.find("--" + option.name);
         if (row == nullptr) {
             throw Error(ErrorKind::bad_data, text(where, "--", option.name, ": unknown option"),
@@ -268,11 +268,11 @@ AllGiven given_by_record(const OptionTable& table, const RunRecord& record, cons
     return given;
 }
 
-// --data stands for the patterns that are not given beside it.
+// --data stands for those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
-    const DataPatterns found = find_named_data(name);
-    AllGiven given{{"--val-data", {found.val}}};
-    if (table.find("--train-data") != nullptr) given["--train-data"] = {found.train};
+    const std::string found = find_named_data(name);
+    AllGiven given{{"--val-data", {found}}};
+    if (table.find("--train-data") != nullptr) given["--train-data"] = {found};
     return given;
 }
 
@@ -304,6 +304,22 @@ void check_begins(const Options& o, const AllGiven& given, int why_not) {
     refuse_if(!list_checkpoints(real_files(), o.output_dir).empty() && !is_named("--train-data"),
               where + ", and no data are named",
               "Restore the file; or to continue the run without it, give all its options, --train-data among them.");
+}
+
+// The options of every start of a run, each with what is given now in place of what was then.
+std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, const std::string& folder,
+                                          const AllGiven& given) {
+    std::vector<CommandLine::Start> starts;
+    for (const OptionsOfStart& start : history_of(record, folder + "/options.json")) {
+        Options options;
+        OptionsBeside beside;
+        const OptionTable table(verb, options, beside);
+        AllGiven all = given;
+        all.merge(given_by_record(table, start.options, folder));
+        set_all(table, all);
+        starts.push_back({start.after_step, options});
+    }
+    return starts;
 }
 
 // The folder of the run that a checkpoint, or the folder itself, is of.
@@ -358,7 +374,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         result.recorded = read_run_record(real_files(), recorded_in);
     }
     if (result.recorded) {
-        AllGiven all = given_by_record(table, *result.recorded, recorded_in);
+        AllGiven all = given_by_record(table, result.recorded->options, recorded_in);
         for (const auto& [name, wins] : given) all.erase(name);
         set_all(table, all);
     }
@@ -372,6 +388,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.val_max_batches = sequences < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, INT32_MAX));
     }
     check_together(o);
+    if (verb == Verb::data && result.recorded) result.starts = starts_of(verb, *result.recorded, recorded_in, given);
+    if (verb == Verb::data && result.starts.empty()) result.starts = {{0, o}};
     if (o.resume && !result.recorded) check_begins(o, given, why_not);
     refuse_if(names_model && o.layers > 0, text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");

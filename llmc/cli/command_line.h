@@ -33,6 +33,12 @@ struct CommandLine {
     std::string chosen;                  // of options that were left open (auto_options.h), in words
     std::vector<std::string> warnings;   // of options that are given twice
     std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
+    // Of `data`: the options from each of these steps on, as the run was started with them; the last are `options`.
+    struct Start {
+        int after_step;
+        Options options;
+    };
+    std::vector<Start> starts;
 };
 
 // `arguments` without the program's name.

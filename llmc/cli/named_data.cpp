@@ -4,14 +4,29 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/data/data_files.h"
 #include "llmc/data/mixture.h"
 #include "llmc/io/file.h"
 
 namespace {
 
-DataPatterns patterns_of(const std::string& folder) { return {folder + "/*train*.bin", folder + "/*val*.bin"}; }
+bool is_folder(const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::is_directory(path, unknown);
+}
 
-bool is_prepared(const std::string& folder) { return !glob_files(patterns_of(folder).train).empty(); }
+bool is_prepared(const std::string& folder) {
+    return is_folder(folder) && !shards_of_folder("--data", folder, "train").empty();
+}
+
+// Others than the folder that is asked for may be anything.
+bool seems_prepared(const std::string& folder) {
+    try {
+        return is_prepared(folder);
+    } catch (const Error&) {
+        return true;
+    }
+}
 
 std::string listed(const std::vector<std::string>& names) {
     std::string list;
@@ -19,35 +34,39 @@ std::string listed(const std::vector<std::string>& names) {
     return list;
 }
 
-}   // namespace
+std::string with_slash(const std::string& folder) { return folder.ends_with('/') ? folder : folder + "/"; }
 
-DataPatterns find_named_data(const std::string& name, const std::string& root) {
-    DataPatterns all;
-    for (const DataSource& source : weighted_list("--data", name)) {
-        const DataPatterns found = find_named_data(source.pattern, root);
-        const char* const comma = all.train.empty() ? "" : ",";
-        all.train += text(comma, found.train, ":", source.words);
-        all.val += text(comma, found.val, ":", source.words);
-    }
-    if (!all.train.empty()) return all;
-    const bool is_folder = name.find('/') != std::string::npos;
-    if (const std::string own = is_folder ? name : root + "/" + name; !name.empty() && is_prepared(own)) {
-        return patterns_of(own);
+std::string find_folder(const std::string& name, const std::string& root) {
+    const bool is_path = name.find('/') != std::string::npos;
+    if (const std::string own = is_path ? name : root + "/" + name; !name.empty() && is_prepared(own)) {
+        return with_slash(own);
     }
     std::vector<std::string> there, matching;
-    std::error_code unknown;
-    if (std::filesystem::is_directory(root, unknown)) {
+    if (is_folder(root)) {
         for (const std::string& folder : real_files().list(root)) {
-            if (!is_prepared(root + "/" + folder)) continue;
+            if (!seems_prepared(root + "/" + folder)) continue;
             there.push_back(folder);
-            if (!is_folder && !name.empty() && folder.find(name) != std::string::npos) matching.push_back(folder);
+            if (!is_path && !name.empty() && folder.find(name) != std::string::npos) matching.push_back(folder);
         }
     }
-    if (matching.size() == 1) return patterns_of(root + "/" + matching[0]);
+    if (matching.size() == 1) return with_slash(root + "/" + matching[0]);
     throw Error(ErrorKind::usage,
                 matching.empty() ? text("--data ", name, ": there are no training shards in ",
-                                        is_folder ? name : text(root, "/", name))
+                                        is_path ? name : text(root, "/", name))
                                  : text("--data ", name, ": could be each of ", listed(matching)),
                 text("Prepare them with data/NAME.sh; ",
                      there.empty() ? "none are there" : "there are: " + listed(there), "."));
+}
+
+}   // namespace
+
+std::string find_named_data(const std::string& name, const std::string& root) {
+    const bool is_there = !name.empty() && is_folder(name.find('/') != std::string::npos ? name : root + "/" + name);
+    std::string list;
+    if (!is_there) {   // else it is no list, whatever signs are in its name
+        for (const DataSource& source : weighted_list("--data", name)) {
+            list += text(list.empty() ? "" : ",", find_folder(source.pattern, root), ":", source.words);
+        }
+    }
+    return list.empty() ? find_folder(name, root) : list;
 }

@@ -3,11 +3,8 @@
 
 #include <string>
 
-struct DataPatterns {
-    std::string train, val;
-};
-
-// The token files of `name` in `root`: of the folder of that name, else of the only one whose name contains it
-// (fineweb: fineweb10B). A name with a "/" is a folder itself. Error(usage) where there is none, or several, naming
-// those there. Of a mixture, NAME:WEIGHT,..., the patterns of all in one list.
-DataPatterns find_named_data(const std::string& name, const std::string& root = "data");
+// The folder of token shards that --data `name` means, with a "/" at its end, as --train-data and --val-data take it
+// (data_files.h): of that name in `root`, else the only one there whose name contains it (fineweb: fineweb10B). A name
+// with a "/" is a folder itself. Of a mixture, NAME:WEIGHT,..., the list of all. Error(usage) where there is none, or
+// several, naming those there; Error(bad_data) where nothing says which of its files are training data.
+std::string find_named_data(const std::string& name, const std::string& root = "data");

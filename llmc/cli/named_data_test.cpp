@@ -23,16 +23,49 @@ TEST_CASE("named data: by the folder's name, by a part of it, and what is said w
         }
         return "";
     };
-    CHECK(find("local").train == root / "local/*train*.bin");
-    CHECK(find("local").val == root / "local/*val*.bin");
-    CHECK(find("shakespeare").train == root / "tinyshakespeare/*train*.bin");
-    CHECK(find("edu").train == root / "edu_fineweb10B/*train*.bin");
-    CHECK(find("fineweb10B").train == root / "fineweb10B/*train*.bin");   // the whole name wins
-    CHECK(find(root / "local").train == root / "local/*train*.bin");
+    CHECK(find("local") == root / "local/");
+    CHECK(find("shakespeare") == root / "tinyshakespeare/");
+    CHECK(find("edu") == root / "edu_fineweb10B/");
+    CHECK(find("fineweb10B") == root / "fineweb10B/");   // the whole name wins
+    CHECK(find(root / "local") == root / "local/");
+    CHECK(find(root / "local/") == root / "local/");
+    CHECK(find("local:0.7,edu:0.3") == root / "local/:0.7," + (root / "edu_fineweb10B/:0.3"));
     CHECK(complaint("fineweb").find("could be each of") != std::string::npos);
     CHECK(complaint("empty").find("no training shards") != std::string::npos);
     CHECK(complaint("wikipedia").find("there are: edu_fineweb10B, fineweb10B, local, tinyshakespeare.") !=
           std::string::npos);
     CHECK(complaint("").find("no training shards") != std::string::npos);
     CHECK(complaint("no/such").find("no training shards in no/such") != std::string::npos);
+}
+
+TEST_CASE("named data: a folder that is there is meant, whatever signs are in its name") {
+    TemporaryFolder root;
+    const std::vector<std::string> names{"run[1]", "[D_DATA]", "back\\slash", "a*b",
+                                         "a?b",    "{x,y}",    "web:1",       "web:1,b:2"};
+    for (const std::string& name : names) {
+        real_files().make_folders(root / name);
+        write_whole(real_files(), root / name + "/train_000000.bin", "");
+    }
+    for (const std::string& name : names) {
+        CAPTURE(name);
+        CHECK(find_named_data(root / name) == root / name + "/");
+        CHECK(find_named_data(name, root.path()) == root / name + "/");
+    }
+}
+
+TEST_CASE("named data: what lies beside the folder may be anything, the folder itself not") {
+    TemporaryFolder root;
+    for (const char* folder : {"web", "mixed", "broken"}) real_files().make_folders(root / folder);
+    write_whole(real_files(), root / "web/train_000000.bin", "");
+    write_whole(real_files(), root / "mixed/pretrain_000000.bin", "");
+    write_whole(real_files(), root / "broken/manifest.json", "{");
+    CHECK(find_named_data("web", root.path()) == root / "web/");
+    for (const char* name : {"mixed", "broken"}) {
+        try {
+            find_named_data(name, root.path());
+            FAIL(name);
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+        }
+    }
 }

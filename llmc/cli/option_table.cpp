@@ -46,13 +46,13 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
     taken_by(train, check, evaluate);
     string("--data", beside.data_name,
            text("what data/NAME.sh has prepared (local, tinyshakespeare, ...), or a folder: stands for ",
-                trains ? "--train-data 'FOLDER/*train*.bin' --val-data 'FOLDER/*val*.bin' where those are not given"
-                       : "--val-data 'FOLDER/*val*.bin'",
+                trains ? "--train-data FOLDER/ --val-data FOLDER/ where those are not given" : "--val-data FOLDER/",
                 "; several with weights, as in web:0.7,code:0.3, are a mixture"))
-        .not_in_files();   // files say the patterns
+        .not_in_files();   // files say what it stands for
     taken_by(train, check);
     string("--train-data,-i", o.train_data,
-           "token files to train on, a pattern (quote it); PATTERN:WEIGHT,... mixes sources by shares of samples");
+           "token files to train on: a pattern (quote it), or a folder for the training shards in it; "
+           "PATTERN:WEIGHT,... mixes sources by shares of samples");
     string("--data-schedule", o.data_schedule,
            "a file of lines as in `1000 web:0.5,code:0.5`: weights of the mixture from a step on");
     taken_by(train, check, evaluate);
@@ -62,8 +62,9 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
            "with --document-mask: the last token of a document is to predict that another one begins; 0: there is no "
            "loss");
     string("--val-data,-j", o.val_data,
-           trains ? "token files to validate on, a pattern (quote it); not read with --val-every 0"
-                  : "token files to measure on, a pattern (quote it)");
+           text("token files to ", trains ? "validate" : "measure",
+                " on: a pattern (quote it), or a folder for the validation shards in it",
+                trains ? "; not read with --val-every 0" : ""));
     taken_by(train, check);
     taken_by(data);
     number("--samples", o.samples_of, 1, kMost, "the step whose samples are shown").not_in_files();

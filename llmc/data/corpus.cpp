@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -18,8 +19,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// In [0, 1), by the index of a document.
-double document_draw(std::uint64_t document) { return static_cast<double>(mix64(document) >> 11) * 0x1p-53; }
+// A document is drawn by its first tokens, up to so many, which are held until then.
+constexpr std::size_t drawn_tokens = std::size_t{1} << 20;
+
+// In [0, 1), by the tokens that a document begins with.
+double document_draw(const std::vector<std::uint32_t>& ids) {
+    Hash64 hash;
+    hash.update(ids.data(), std::min(ids.size(), drawn_tokens) * sizeof ids[0]);
+    return static_cast<double>(mix64(hash.digest()) >> 11) * 0x1p-53;
+}
 
 // A batch of input on its way to the shards.
 struct Work {
@@ -29,7 +37,6 @@ struct Work {
     std::vector<std::uint32_t> ids;
     struct DocumentStart {
         std::size_t at;   // in ids
-        std::uint64_t document;
         std::uint32_t file;
     };
     std::vector<DocumentStart> starts;
@@ -54,7 +61,7 @@ public:
                 bytes = *found;
             }
             if (part.starts_document) {
-                work.starts.push_back({work.ids.size(), part.document, part.file});
+                work.starts.push_back({work.ids.size(), part.file});
                 work.ids.push_back(end_of_text_);
             }
             try {
@@ -90,7 +97,8 @@ public:
             append(work.ids.data() + at, start.at - at);
             at = start.at;
             end_document();
-            document_is_val_ = start.file < options_.val_files || document_draw(start.document) < options_.val_fraction;
+            document_is_val_ = start.file < options_.val_files;
+            is_drawn_ = options_.val_fraction > 0;
             file_ = start.file;
             files_[file_].documents++;
         }
@@ -115,7 +123,7 @@ public:
         return shards;
     }
 
-    bool can_save() const { return held_.empty(); }   // of a document with dedup nothing is written until it is whole
+    bool can_save() const { return held_.empty(); }   // what is held is in no file
     // Puts on the disk what the state tells of; `input`: behind what was appended.
     CorpusState save_point(const InputPosition& input) {
         if (options_.dedup) {
@@ -162,27 +170,34 @@ public:
     }
 
 private:
+    // Holds tokens until it is known where they go: with dedup a document until it is whole, else one that is drawn
+    // until the draw has its tokens.
     void append(const std::uint32_t* ids, std::size_t count) {
-        if (options_.dedup) {
-            held_.insert(held_.end(), ids, ids + count);
-        } else {
-            write(ids, count);
-        }
+        if (!options_.dedup && !is_drawn_) return write(ids, count);
+        held_.insert(held_.end(), ids, ids + count);
+        if (!options_.dedup && held_.size() >= drawn_tokens) write_held();
     }
 
-    // With dedup a document is written when it is whole, unless one of the same 128 bits of hash was.
+    // With dedup a document is written unless one of the same 128 bits of hash was.
     void end_document() {
         if (held_.empty()) return;
+        if (!options_.dedup) return write_held();
         Hash64 hash;
         hash.update(held_.data(), held_.size() * sizeof held_[0]);
         const std::string digest = hash.digest_128();
         if (seen_.insert(digest).second) {
             new_hashes_ += digest;
-            write(held_.data(), held_.size());
+            write_held();
         } else {
             duplicates_++;
             files_[file_].documents--;
+            held_.clear();
         }
+    }
+
+    void write_held() {
+        if (std::exchange(is_drawn_, false)) document_is_val_ = document_draw(held_) < options_.val_fraction;
+        write(held_.data(), held_.size());
         held_.clear();
     }
 
@@ -201,7 +216,7 @@ private:
     ShardWriter val_, train_;
     std::vector<SourceCount> files_;
     std::string seen_path_;
-    std::vector<std::uint32_t> held_;   // of the current document
+    std::vector<std::uint32_t> held_;   // of the current document, from its begin
     std::unordered_set<std::string> seen_;
     std::string new_hashes_;   // of seen_, not yet in its file
     bool has_seen_file_ = false;
@@ -209,16 +224,21 @@ private:
     SkippedLines skipped_;
     std::size_t file_ = 0;           // of the current document
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
+    bool is_drawn_ = false;          // the current one is, and has not been yet
 };
 
-// As ShardWriter names them: [name_]train|val_000000.bin
-bool is_shard_name(std::string_view file, const std::string& name) {
-    std::string prefix = name.empty() ? "" : name + "_";
-    if (!file.starts_with(prefix)) return false;
-    file.remove_prefix(prefix.size());
-    if (!file.starts_with("train_") && !file.starts_with("val_")) return false;
-    file.remove_prefix(file.find('_') + 1);
-    return file.size() == 10 && file.ends_with(".bin") && file.find_first_not_of("0123456789") == 6;
+// The prefix in a name such as ShardWriter makes, [name_]train|val_000000.bin; none: it is no such name.
+std::optional<std::string_view> prefix_of_shard(std::string_view file) {
+    for (const std::string_view split : {"train_", "val_"}) {
+        const std::size_t tail = split.size() + std::string_view("000000.bin").size();
+        if (file.size() < tail) continue;
+        const std::string_view prefix = file.substr(0, file.size() - tail), rest = file.substr(prefix.size());
+        const bool has_digits = rest.find_first_not_of("0123456789", split.size()) == tail - 4;
+        if (!rest.starts_with(split) || !rest.ends_with(".bin") || !has_digits) continue;
+        if (prefix.empty()) return prefix;
+        if (prefix.ends_with('_')) return prefix.substr(0, prefix.size() - 1);
+    }
+    return std::nullopt;
 }
 
 std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
@@ -226,11 +246,11 @@ std::string unfinished_file(const CorpusOptions& options) { return options.outpu
 // Of all that what is written follows from.
 std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
     std::string all =
-        text(hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ", o.shard_tokens, o.dedup,
-             o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ", static_cast<int>(o.input.format),
-             o.input.skip_bad_lines, o.input.field, " ", o.input.separator.size(), o.input.separator,
-             o.input.keep_separator, o.input.strip, o.input.max_bytes, " ", static_cast<int>(o.encoding.special),
-             static_cast<int>(o.encoding.invalid));
+        text("drawn by content ", hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ",
+             o.shard_tokens, o.dedup, o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ",
+             static_cast<int>(o.input.format), o.input.skip_bad_lines, o.input.field, " ", o.input.separator.size(),
+             o.input.separator, o.input.keep_separator, o.input.strip, o.input.max_bytes, " ",
+             static_cast<int>(o.encoding.special), static_cast<int>(o.encoding.invalid));
     for (const std::string& file : o.input.files) {
         std::error_code problem;   // a file that is not there is told where it is opened
         all += text("\n", file, " ", static_cast<unsigned long long>(fs::file_size(file, problem)), " ",
@@ -255,45 +275,92 @@ std::optional<CorpusState> earlier_state(const CorpusOptions& options, std::uint
     return state && state->asked == asked && state->input.file <= options.input.files.size() ? state : std::nullopt;
 }
 
+// The shards that a manifest, or a state of an unfinished corpus, lists; none where the file is absent or neither.
+std::set<std::string> listed_shards(const std::string& path) {
+    std::set<std::string> names;
+    std::error_code unknown;
+    if (!fs::is_regular_file(path, unknown)) return names;
+    const std::string content = read_whole(real_files(), path);
+    auto add = [&](const std::vector<ShardInfo>& shards) {
+        for (const ShardInfo& shard : shards) {
+            if (prefix_of_shard(shard.file)) names.insert(shard.file);
+        }
+    };
+    if (const std::optional<CorpusState> state = corpus_state_from(content)) {
+        add(state->train.shards);
+        add(state->val.shards);
+        return names;
+    }
+    try {
+        add(parse_manifest(content, path).shards);
+    } catch (const Error&) {   // it is replaced, whatever it is
+    }
+    return names;
+}
+
+// Makes the folder, without what earlier calls wrote there under any name, and with nothing else removed. The manifest
+// goes first, for it says that the folder is complete; it is kept aside until all that it lists is gone, so that a call
+// that is cut in between loses track of nothing.
 void make_output_folder(const CorpusOptions& options) {
     std::error_code problem;
     fs::create_directories(options.output, problem);
     if (!fs::is_directory(options.output)) {
         throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
     }
-    // Replace what an earlier run wrote, and nothing else; the manifest goes first, for it says the folder is complete.
-    write_whole(real_files(), unfinished_file(options), "tokenize writes here, or was cut while it did\n");
-    fs::remove(fs::path(options.output) / manifest_file_name);
+    const std::string unfinished = unfinished_file(options), note = "tokenize writes here, or was cut while it did\n";
+    const fs::path manifest = fs::path(options.output) / manifest_file_name;
+    const fs::path replaced = fs::path(options.output) / replaced_file_name;
+    if (!real_files().exists(unfinished)) write_whole(real_files(), unfinished, note);
+    if (fs::exists(manifest)) fs::rename(manifest, replaced);
+    std::set<std::string> listed = listed_shards(replaced.string());
+    listed.merge(listed_shards(unfinished));
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
         std::string file = entry.path().filename().string();
-        if (file.ends_with(".part")) file.resize(file.size() - 5);
-        if (is_shard_name(file, options.name)) old.push_back(entry.path());
+        const bool is_part = file.ends_with(".part");   // of a call that was cut
+        if (is_part) file.resize(file.size() - 5);
+        const std::optional<std::string_view> prefix = prefix_of_shard(file);
+        if (prefix && (is_part || *prefix == options.name || listed.contains(file))) old.push_back(entry.path());
     }
     for (const fs::path& path : old) fs::remove(path);
+    write_whole(real_files(), unfinished, note);
+    fs::remove(replaced);
 }
 
 TokenFormat choose_format(const Tokenizer& tokenizer, const CorpusOptions& options) {
     return tokenizer.vocab_size() <= 0x10000 && !options.wide ? TokenFormat::gpt2 : TokenFormat::llama3;
 }
 
+// Throws Error(bad_data) where a split is empty: which, why, and what to do.
 void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, const SkippedLines& skipped) {
-    if (manifest.documents == 0 && skipped.count > 0) {
+    const std::uint64_t documents = manifest.documents;
+    const bool draws = options.val_fraction > 0;
+    const std::string drawn = text("--val-fraction ", options.val_fraction, " drew ");
+    const char* const equal = " Equal documents are on the same side.";
+    if (documents == 0 && skipped.count > 0) {
         throw Error(ErrorKind::bad_data,
                     text("no tokens: all ", skipped.count, " lines were passed over, the first: ", skipped.first));
     }
-    bool wants_val = options.val_files > 0 || options.val_fraction > 0 || options.val_tokens > 0;
     if (manifest.tokens("train") == 0) {
         const std::vector<std::string>& files = options.input.files;
+        const std::string input = text(files.empty() ? "the input" : files.front(),
+                                       files.size() > 1 ? text(" and ", files.size() - 1, " more") : "");
+        if (manifest.tokens("val") == 0)
+            throw Error(ErrorKind::bad_data, text("no training tokens: ", input, ": empty"));
         throw Error(ErrorKind::bad_data,
-                    text("no training tokens: ", files.empty() ? "the input" : files.front(),
-                         files.size() > 1 ? text(" and ", files.size() - 1, " more: empty") : ": empty",
-                         ", or all of it became validation data"));
+                    text("no training tokens: ", draws ? drawn : "", "all ", documents, " document(s) of ", input,
+                         draws ? " for validation" : " became validation data"),
+                    draws ? text("Give a smaller --val-fraction, or more documents.", equal)
+                          : "Give fewer --val-tokens or --val-files, or more documents.");
     }
-    if (wants_val && manifest.tokens("val") == 0) {
-        throw Error(ErrorKind::bad_data,
-                    text("none of the ", manifest.documents, " documents was drawn for validation"),
-                    "Use --val-tokens with few documents, or a larger --val-fraction.");
+    if (manifest.tokens("val") > 0) return;
+    if (draws) {
+        throw Error(ErrorKind::bad_data, text("no validation tokens: ", drawn, "none of ", documents, " document(s)"),
+                    text("Give a larger --val-fraction, more documents, or with few of them --val-tokens.", equal));
+    }
+    if (options.val_files > 0) {
+        throw Error(ErrorKind::bad_data, "no validation tokens: there are no documents in --val-files",
+                    "Give others, or another option for validation data.");
     }
 }
 

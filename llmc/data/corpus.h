@@ -24,8 +24,8 @@ struct CorpusOptions {
     std::uint64_t shard_tokens = 100'000'000;
     bool dedup = false;   // of documents with the same tokens only the first is kept
     bool wide = false;    // uint32 tokens (Llama-3's format) even where uint16 would do
-    // Validation data: the first so many files of the input; each document with this probability (drawn by its index,
-    // not by a running generator); or the first so many tokens of the corpus.
+    // Validation data: the first so many files of the input; each document with this probability, drawn by a hash of
+    // its tokens, so that others beside it change nothing; or the first so many tokens of the corpus.
     std::size_t val_files = 0;
     double val_fraction = 0;
     std::uint64_t val_tokens = 0;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "llmc/base/error.h"
+#include "llmc/data/data_files.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -35,7 +36,7 @@ std::vector<Folder> folders_of(const FileSystem& files, const std::vector<Corpus
     std::vector<Folder> folders;
     for (const CorpusUse& use : data) {
         std::map<std::string, std::vector<std::string>> shards;
-        for (const std::string& path : glob_files(use.pattern))
+        for (const std::string& path : find_data_files(use.flag, use.pattern))
             shards[fs::path(path).parent_path().string()].push_back(path);
         for (auto& [path, paths] : shards) {
             if (!files.exists((fs::path(path) / manifest_file_name).string())) {

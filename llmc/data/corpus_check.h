@@ -22,8 +22,8 @@
 #include "llmc/io/file.h"
 
 struct CorpusUse {
-    std::string flag;      // the option that named the data, for messages
-    std::string pattern;   // of its shards
+    std::string flag;      // the option that named the data
+    std::string pattern;   // of its shards, or their folder (data_files.h)
 };
 
 struct CorpusExpectation {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include "llmc/base/error.h"
 #include "llmc/data/token_file.h"
@@ -70,6 +71,57 @@ TEST_CASE("tokenizer_corpus: documents follow each other behind end-of-text, acr
     CHECK(manifest.tokens("val") == 5);
     CHECK(manifest.tokens("train") == 6);
     CHECK_FALSE(std::filesystem::exists(options.output + "/train_000001.bin"));
+}
+
+TEST_CASE("tokenizer_corpus: a corpus replaces the one before it, under whatever name, and nothing else") {
+    TemporaryFolder folder;
+    write_file(folder / "a.txt", "one and two and three");
+    CorpusOptions options;
+    options.input.files = {folder / "a.txt"};
+    options.output = folder / "out";
+    options.shard_tokens = 4;
+    options.val_tokens = 6;
+    auto shards_there = [&] {
+        std::set<std::string> names;
+        for (const std::string& name : real_files().list(options.output)) {
+            if (name.ends_with(".bin") && name != "tokenizer.bin") names.insert(name);
+        }
+        return names;
+    };
+    std::set<std::string> of_others;
+    auto add_other = [&](const std::string& name) {
+        write_file(options.output + "/" + name, "mine");
+        of_others.insert(name);
+    };
+    for (const char* name : {"web", "", "pretrain", "val", "a_train", "web"}) {
+        options.name = name;
+        const CorpusManifest manifest = prepare(options);
+        std::set<std::string> expected = of_others;
+        for (const ShardInfo& shard : manifest.shards) expected.insert(shard.file);
+        CHECK(shards_there() == expected);
+        CHECK_FALSE(std::filesystem::exists(options.output + "/tokenize.replaced"));
+        if (of_others.empty()) add_other("other_train_000000.bin"), add_other("notes.bin");
+    }
+    // a call that was cut while it removed them, and one that was cut while it wrote, under another name
+    const std::string manifest = options.output + "/manifest.json";
+    std::filesystem::rename(manifest, options.output + "/tokenize.replaced");
+    write_file(options.output + "/tokenize.unfinished", "tokenize writes here\n");
+    write_file(options.output + "/half_train_000000.bin.part", "");
+    options.name = "last";
+    prepare(options);
+    std::set<std::string> expected = of_others;
+    for (const ShardInfo& shard : read_manifest(real_files(), options.output).shards) expected.insert(shard.file);
+    CHECK(shards_there() == expected);
+    CHECK_FALSE(std::filesystem::exists(options.output + "/half_train_000000.bin.part"));
+    CorpusState state;
+    state.train.shards = {{"last_train_000000.bin", "train", 4, 0}, {"other_train_000000.bin", "train", 4, 0}};
+    write_file(options.output + "/tokenize.unfinished", to_text(state));
+    std::filesystem::remove(manifest);
+    options.name = "then";
+    prepare(options);
+    CHECK_FALSE(shards_there().contains("last_train_000000.bin"));
+    CHECK_FALSE(shards_there().contains("other_train_000000.bin"));   // it was listed now
+    CHECK(shards_there().contains("notes.bin"));
 }
 
 TEST_CASE("tokenizer_corpus: shards of 16 bits up to 65,536 ids, of 32 beyond") {
@@ -212,11 +264,32 @@ TEST_CASE("tokenizer_corpus: no data for a split is an error, not an empty file"
     CorpusOptions options;
     options.input.files = {folder / "a.txt"};
     options.output = folder / "out";
+    auto complaint = [&] {
+        try {
+            prepare(options);
+            return std::string();
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            CHECK(!error.hint().empty());
+            return error.message();
+        }
+    };
     options.val_fraction = 1e-9;
-    CHECK_THROWS_AS(prepare(options), Error);
+    CHECK(complaint() == "no validation tokens: --val-fraction 1e-09 drew none of 1 document(s)");
     options.val_fraction = 1;
-    CHECK_THROWS_AS(prepare(options), Error);
+    CHECK(complaint() ==
+          text("no training tokens: --val-fraction 1 drew all 1 document(s) of ", folder / "a.txt", " for validation"));
+    write_file(folder / "b.txt", "text");
+    options.input.files.push_back(folder / "b.txt");
+    CHECK(complaint() == text("no training tokens: --val-fraction 1 drew all 2 document(s) of ", folder / "a.txt",
+                              " and 1 more for validation"));
     options.val_fraction = 0;
+    options.val_tokens = 100;
+    CHECK(complaint().ends_with(" more became validation data"));
+    options.val_tokens = 0;
+    options.val_files = 2;
+    CHECK(complaint().ends_with(" more became validation data"));
+    options.val_files = 0;
     options.input.files = {folder / "absent.txt"};
     CHECK_THROWS_AS(prepare(options), Error);
 }

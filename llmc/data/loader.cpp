@@ -7,6 +7,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/data/data_files.h"
 #include "llmc/io/hash.h"
 #include "llmc/mesh/document_cut.h"
 
@@ -16,7 +17,7 @@ TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::
     std::uint64_t windows = 0, bytes = 0;
     const auto open_files = std::make_shared<OpenFiles>(files);
     for (const DataSource& source : data_sources(flag, pattern)) {
-        const std::vector<std::string> paths = matching_files(source.flag(flag), source.pattern);
+        const std::vector<std::string> paths = data_files(source.flag(flag), source.pattern);
         std::uint64_t longest = 0;
         sources_.push_back({source, windows, 0});
         for (const std::string& path : paths) {

@@ -31,10 +31,10 @@ struct DocumentRule {
     bool boundary_loss = true;       // false: no target at a document's last token, which would be the next one's first
 };
 
-// The token files behind one pattern, or the list of a mixture, cut into windows.
+// The token files behind one pattern or folder, or the list of a mixture, cut into windows.
 class TokenSet {
 public:
-    // `flag` is the option the pattern came from, for messages. All headers and sizes are checked here, and all ids too
+    // `flag` is the option the pattern came from (data_files.h). All headers and sizes are checked here, all ids too
     // where the files hold at most `check_all_bytes`; larger sets would delay the start by minutes, so their ids are
     // checked as they are read, as all are.
     TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,

@@ -35,6 +35,7 @@ struct CorpusManifest {
 inline constexpr const char* manifest_file_name = "manifest.json";
 // Beside the shards from the begin of their writing until the manifest is there.
 inline constexpr const char* unfinished_file_name = "tokenize.unfinished";
+inline constexpr const char* replaced_file_name = "tokenize.replaced";   // an older manifest whose shards are removed
 
 // Throws Error: io when unreadable, bad_data (file, and byte or field) when it is not a manifest of this version.
 CorpusManifest read_manifest(const FileSystem& files, const std::string& folder);

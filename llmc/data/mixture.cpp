@@ -4,6 +4,7 @@
 #include <charconv>
 #include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "llmc/base/refuse.h"
 
@@ -51,11 +52,15 @@ std::vector<DataSource> weighted_list(const std::string& option, const std::stri
 }
 
 std::vector<DataSource> data_sources(const std::string& option, const std::string& list) {
+    std::error_code unknown;
+    if (std::filesystem::exists(list, unknown)) return {{"", list}};   // whatever signs are in its name
     std::vector<DataSource> sources = weighted_list(option, list);
     if (sources.empty()) return {{"", list}};
     for (DataSource& source : sources) {
-        const std::filesystem::path pattern = source.pattern;
-        source.name = (pattern.has_parent_path() ? pattern.parent_path() : pattern).filename().string();
+        std::filesystem::path folder = source.pattern;
+        const bool ends_with_name = folder.has_filename() && std::filesystem::is_directory(folder, unknown);
+        if (folder.has_parent_path() && !ends_with_name) folder = folder.parent_path();
+        source.name = folder.filename().string();
         refuse_if(std::ranges::count(sources, source.name, &DataSource::name) > 1,
                   text(option, ": two sources are called ", source.name), "Their folders' names must differ.");
     }

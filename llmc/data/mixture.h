@@ -1,7 +1,7 @@
 // Which files training data come from: those of one pattern, or several sources with weights.
 //
-//   data/web/*train*.bin                                      all of it
-//   data/web/*train*.bin:0.7,data/code/*train*.bin:0.3        a mixture; a source is called as its folder is
+//   data/web/ or data/web/*train*.bin               the folder's training shards (data_files.h), or what matches
+//   data/web/:0.7,data/code/*train*.bin:0.3         a mixture; a source is called as its folder is
 //
 // Weights are shares of samples, whatever they add up to. A schedule is a file of lines "STEP NAME:WEIGHT,...": from
 // that step on these weights are in force, 0 for who is not named; # begins a comment. Before its first line those of
@@ -20,7 +20,7 @@ inline constexpr std::int64_t kWeightSum = 1'000'000'000;
 
 struct DataSource {
     std::string name;   // empty: the only one, not part of a mixture
-    std::string pattern;
+    std::string pattern;   // or a folder
     std::int64_t weight = kWeightSum;
     std::string words = {};   // the weight as it was given
 

@@ -225,11 +225,31 @@ void write_whole(FileSystem& files, const std::string& path, const std::string& 
     files.sync_folder(std::filesystem::path(path).parent_path().string());
 }
 
+namespace {
+
+// Escapes the folders at the pattern's begin that are there by just these names, so that they stand for themselves.
+std::string with_literal_folders(const std::string& pattern) {
+    struct stat info {};
+    std::size_t end = 0;   // of what is there
+    for (std::size_t slash = pattern.find('/'); slash != std::string::npos; slash = pattern.find('/', slash + 1)) {
+        if (::stat(pattern.substr(0, slash + 1).c_str(), &info) != 0) break;
+        end = slash + 1;
+    }
+    std::string escaped;
+    for (const char c : pattern.substr(0, end)) {
+        if (std::string_view("*?[]\\").find(c) != std::string_view::npos) escaped += '\\';
+        escaped += c;
+    }
+    return escaped + pattern.substr(end);
+}
+
+}   // namespace
+
 std::vector<std::string> glob_files(const std::string& pattern) {
     struct stat info {};
     if (::stat(pattern.c_str(), &info) == 0) return {pattern};
     glob_t found{};
-    int status = ::glob(pattern.c_str(), 0, nullptr, &found);   // sorts by name
+    int status = ::glob(with_literal_folders(pattern).c_str(), 0, nullptr, &found);   // sorts by name
     std::vector<std::string> paths;
     if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);

@@ -68,8 +68,9 @@ inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
-// Returns the files that match a shell pattern ("data/train_*.bin"), sorted by name. A file with exactly this name is
-// the only result. The result may be empty.
+// Returns the files that match a shell pattern ("data/train_*.bin"), sorted by name; none if nothing does. A file with
+// exactly this name is the only result, and folders at the pattern's begin that exist are taken by just that name
+// ("run[1]/*.bin").
 std::vector<std::string> glob_files(const std::string& pattern);
 
 // Like glob_files(), for the value of an option: throws Error(io) if nothing matches.

@@ -27,6 +27,27 @@ TEST_CASE("file: whole files are written and read back, lists are sorted") {
     CHECK(glob_files(folder / "[a-b].txt") == std::vector<std::string>{folder / "[a-b].txt"});
     CHECK(glob_files(folder / "[b].txt") == std::vector<std::string>{folder / "b.txt"});
 
+    for (const char* name : {"run[1]", "[D_DATA]", "back\\slash", "a*b", "a?b", "run[1]/in[ner]", "back\\", "{x,y}"}) {
+        real_files().make_folders(folder / name);
+        for (const char* file : {"a.bin", "b.bin"}) write_whole(real_files(), folder / name + "/" + file, "");
+    }
+    for (const char* name : {"run[1]", "[D_DATA]", "back\\slash", "a*b", "a?b", "run[1]/in[ner]", "back\\", "{x,y}"}) {
+        const std::string inside = folder / name + "/";
+        CAPTURE(inside);
+        CHECK(glob_files(inside + "*.bin") == std::vector<std::string>{inside + "a.bin", inside + "b.bin"});
+        CHECK(glob_files(inside + "[b].bin") == std::vector<std::string>{inside + "b.bin"});
+        CHECK(glob_files(inside + "\\a.bin") == std::vector<std::string>{inside + "a.bin"});
+        CHECK(glob_files(inside + "a.bin") == std::vector<std::string>{inside + "a.bin"});
+        CHECK(glob_files(inside + "*.none").empty());
+    }
+    // a folder that is not there by its name is a pattern still, also behind one that is
+    real_files().make_folders(folder / "run2");
+    write_whole(real_files(), folder / "run2/a.bin", "");
+    CHECK(glob_files(folder / "run[2]/*.bin") == std::vector<std::string>{folder / "run2/a.bin"});
+    CHECK(glob_files(folder / "run*/a.bin") ==
+          std::vector<std::string>{folder / "run2/a.bin", folder / "run[1]/a.bin"});
+    CHECK(glob_files(folder / "run[1]/*/a.bin") == std::vector<std::string>{folder / "run[1]/in[ner]/a.bin"});
+
     real_files().append(folder / "b.txt")->write(bytes_of("-line"));
     CHECK(read_whole(real_files(), folder / "b.txt") == "bee-line");
 }

@@ -7,6 +7,7 @@
 #include "llmc/base/refuse.h"
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/data/corpus_check.h"
+#include "llmc/data/data_files.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
@@ -121,7 +122,7 @@ void take_tokenizer_of(const std::string& folder, const ModelConfig& config, Run
 }   // namespace
 
 std::string find_tokenizer_file(const std::string& flag, const std::string& data) {
-    const std::vector<std::string> shards = glob_files(data_sources(flag, data)[0].pattern);
+    const std::vector<std::string> shards = find_data_files(flag, data_sources(flag, data)[0].pattern);
     if (shards.empty()) return "";
     const std::filesystem::path file = std::filesystem::path(shards.front()).parent_path() / "tokenizer.bin";
     return std::filesystem::exists(file) ? file.string() : std::string();
@@ -180,7 +181,7 @@ NamedPatterns data_of_run(const Options& options) {
 
 void check_names(const Options& options) {
     for (const auto& [flag, pattern] : data_of_run(options)) {
-        for (const std::string& path : matching_files(flag, pattern)) refuse_device(path, flag, true);
+        for (const std::string& path : data_files(flag, pattern)) refuse_device(path, flag, true);
     }
     check_overwrite(options);
 }
@@ -289,7 +290,7 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     }
     std::vector<RecordedData> data;
     for (const auto& [flag, pattern] : data_of_run(options)) {
-        data.push_back(describe_data(real_files(), flag.substr(2), pattern));
+        data.push_back(describe_data(real_files(), flag, pattern));
     }
     if (options.overwrite && world.is_first()) remove_results(options.output_dir, log);
     return {std::move(model),        std::move(lock), std::move(checkpoint), std::move(val_tokens),

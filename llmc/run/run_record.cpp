@@ -4,9 +4,11 @@
 #include <ctime>
 #include <filesystem>
 #include <map>
+#include <stdexcept>
 
 #include "llmc/base/error.h"
 #include "llmc/base/printable.h"
+#include "llmc/data/data_files.h"
 #include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
@@ -68,6 +70,28 @@ std::vector<ChangedOption> changed_options(const std::vector<OptionText>& record
     return changed;
 }
 
+std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path) {
+    std::vector<OptionsOfStart> history;
+    std::vector<OptionText> options = record.options;   // of the start at hand, from the last one back
+    try {
+        for (auto start = record.starts.rbegin(); start != record.starts.rend(); ++start) {
+            const int after = static_cast<int>(start->at("after_step").as_whole(INT32_MAX));
+            if (history.empty() || after < history.back().after_step) history.push_back({after, options});
+            for (OptionText& option : options) {
+                const Json* const was = start->at("changed").find(option.name);
+                if (was != nullptr) option.value = was->elements().at(0).as_text();
+            }
+        }
+    } catch (const JsonError& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": its starts: ", error.what()), "Restore the file from a copy.");
+    } catch (const std::out_of_range&) {
+        throw Error(ErrorKind::bad_data, text(path, ": its starts: an option that changed without its values"),
+                    "Restore the file from a copy.");
+    }
+    std::ranges::reverse(history);
+    return history;
+}
+
 std::optional<RunRecord> read_run_record(const FileSystem& files, const std::string& folder) {
     const std::string path = record_path(folder);
     if (!files.exists(path)) return std::nullopt;
@@ -91,12 +115,12 @@ void write_run_record(FileSystem& files, const std::string& folder, const RunRec
     write_whole(files, record_path(folder), to_text(json, 1) + "\n");
 }
 
-RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern) {
+RecordedData describe_data(const FileSystem& files, const std::string& flag, const std::string& pattern) {
     RecordedData data;
-    data.option = option;
+    data.option = flag.substr(2);
     std::map<std::string, std::optional<CorpusManifest>> manifests;   // by folder
     Hash64 all;
-    for (const std::string& path : glob_files(pattern)) {
+    for (const std::string& path : find_data_files(flag, pattern)) {
         const std::filesystem::path shard = path;
         const auto [manifest, is_new] = manifests.try_emplace(shard.parent_path().string());
         const std::string beside = (shard.parent_path() / manifest_file_name).string();

@@ -41,6 +41,15 @@ struct RunRecord {
     std::vector<Json> starts;
 };
 
+// The options that were in force from a step on: those of the start after it.
+struct OptionsOfStart {
+    int after_step;
+    std::vector<OptionText> options;
+};
+// In the order of the steps; starts whose steps a later one has made anew are left out. Error(bad_data) naming `path`
+// where the record tells no such history.
+std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path);
+
 struct ChangedOption {
     std::string name, recorded, now;
 };
@@ -52,8 +61,9 @@ std::vector<ChangedOption> changed_options(const std::vector<OptionText>& record
 std::optional<RunRecord> read_run_record(const FileSystem& files, const std::string& folder);
 void write_run_record(FileSystem& files, const std::string& folder, const RunRecord& record);
 
-// Describes the files that match a pattern. Reads manifests beside the files; of the files themselves only the headers.
-RecordedData describe_data(const FileSystem& files, const std::string& option, const std::string& pattern);
+// Describes the files that --train-data or --val-data names. Reads manifests beside the files; of the files themselves
+// only the headers.
+RecordedData describe_data(const FileSystem& files, const std::string& flag, const std::string& pattern);
 
 // Entry of "starts" for this start. `hosts`: one per process.
 struct ThisStart {

@@ -82,6 +82,36 @@ TEST_CASE("run record: options that differ are those of the run, and known to th
     CHECK(changed[0].now == "2");
 }
 
+TEST_CASE("run record: options of each start, from those of the last one back") {
+    RunRecord record;
+    record.options = {{"lr", "4"}, {"total-batch", "96"}, {"seed", "1"}};
+    auto add = [&](int after, const std::vector<ChangedOption>& changed) {
+        record.starts.push_back(describe_start({after, "fp32", "a device", {"n1"}, changed}));
+    };
+    auto told = [&] {
+        std::string words;
+        for (const OptionsOfStart& start : history_of(record, "options.json")) {
+            words += text(words.empty() ? "" : "; ", start.after_step);
+            for (const OptionText& option : start.options) words += text(" ", option.value);
+        }
+        return words;
+    };
+    CHECK(told().empty());
+    add(0, {});
+    CHECK(told() == "0 4 96 1");
+    add(4, {{"lr", "1", "2"}});
+    add(8, {{"total-batch", "32", "64"}, {"lr", "2", "3"}});
+    add(8, {{"total-batch", "64", "96"}});   // the start before made no step
+    add(12, {{"lr", "3", "4"}});
+    CHECK(told() == "0 1 32 1; 4 2 32 1; 8 3 96 1; 12 4 96 1");
+    add(6, {});   // its steps are made anew
+    CHECK(told() == "0 1 32 1; 4 2 32 1; 6 4 96 1");
+    record.starts.push_back(parse_json(R"({"after_step": 9, "changed": {"lr": []}})"));
+    CHECK_THROWS_AS(told(), Error);
+    record.starts.back() = parse_json(R"({"after_step": -1, "changed": {}})");
+    CHECK_THROWS_AS(told(), Error);
+}
+
 TEST_CASE("run record: data are the same wherever they lie, and others when a token is") {
     TemporaryFolder folder;
     auto write = [&](const std::string& name, std::uint32_t token) {
@@ -100,7 +130,7 @@ TEST_CASE("run record: data are the same wherever they lie, and others when a to
         write_manifest(manifest, folder / name);
     };
     auto describe = [&](const std::string& name, const char* shards = "/*.bin") {
-        return describe_data(real_files(), "train-data", folder / (name + shards));
+        return describe_data(real_files(), "--train-data", folder / (name + shards));
     };
     for (const char* name : {"a", "b", "c"}) write(name, 3);
     CHECK(describe("a").hash == describe("b").hash);   // nothing tells them apart
