@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMost = std::numeric_limits<int>::max();
 
-// A number that may be left open, and then is kAutoMicroBatch.
+// Lets a number take the value "auto", which is stored as kAutoMicroBatch.
 void with_auto(OptionRow& row, int& target) {
     row.expected += ", or auto";
     row.read = [read_number = row.read, &target](const std::string& value) {

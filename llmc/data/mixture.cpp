@@ -46,7 +46,7 @@ std::vector<DataSource> weighted_list(const std::string& option, const std::stri
         sources[i].weight = static_cast<std::int64_t>(weights[i] / sum * static_cast<double>(kWeightSum));
         left -= sources[i].weight;
     }
-    std::ranges::max_element(sources, {}, &DataSource::weight)->weight += left;   // what rounding down has left over
+    std::ranges::max_element(sources, {}, &DataSource::weight)->weight += left;   // the remainder of rounding down
     return sources;
 }
 

@@ -76,7 +76,7 @@ std::string loaded_nccl_shortcoming() {
     return nccl_shortcoming(version);
 }
 
-// Before NCCL reads its environment.
+// Sets NCCL's environment for reproducible results, before NCCL reads it.
 void prefer_reproducible() {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // several communicators: launched in the order of the host's calls

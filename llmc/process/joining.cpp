@@ -62,7 +62,7 @@ public:
 private:
     static constexpr std::size_t most_unknown = 200;
     static constexpr double unknown_seconds = 5;
-    static constexpr std::uint32_t longest_bytes = 4096;   // of the message by which a rank says who it is
+    static constexpr std::uint32_t longest_bytes = 4096;   // limit of a rank's first message
 
     struct Pending {
         Socket socket;
@@ -91,13 +91,14 @@ private:
         return true;
     }
 
-    // Whether the handshake goes on; else the peer has joined, is refused, or is unknown.
+    // Handles a message of the handshake. Returns true if it goes on; else the peer has joined, is refused, or is
+    // unknown.
     bool take_message(Pending& peer, const std::string& message) {
         if (peer.rank > 0) {
             if (message == kConfirmed && may_join(peer.socket, peer.rank, own_.ranks)) {
                 sockets_[static_cast<std::size_t>(peer.rank)] = std::move(peer.socket);
             }
-            return false;   // else its rank has given it up
+            return false;   // if not, its rank has given up on this connection
         }
         int rank = 0, of = 0, end = 0;
         if (std::sscanf(message.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;

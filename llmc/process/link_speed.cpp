@@ -19,7 +19,7 @@ public:
         data_.zero(stream);
     }
 
-    // Of a message one way.
+    // Returns the seconds of a message one way.
     double message(int peer, std::size_t count, int repeats) {
         auto there_and_back = [&] {
             Communicator& all = *world_.all();
@@ -35,7 +35,7 @@ public:
     }
 
 private:
-    // The first time brings the ranks together, and is not counted.
+    // Returns the seconds of one work(). A first one, not counted, brings the ranks together.
     template <class Work>
     double timed(Work&& work, int repeats) {
         wait_for(work, 1);

@@ -211,7 +211,7 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
     // A host that answers nothing, or whose answer is lost, is asked anew; one that refuses may just not listen yet.
     constexpr double patience = 2, pause = 0.05;
     const double deadline = steady_seconds() + timeout_seconds;
-    std::vector<sockaddr_in> wrong;   // those that were not the right ones, until all have been tried
+    std::vector<sockaddr_in> wrong;   // addresses where `greet` returned false, until all have been tried
     auto is_wrong = [&wrong](const sockaddr_in& a) {
         return std::any_of(wrong.begin(), wrong.end(),
                            [&a](const sockaddr_in& w) { return w.sin_addr.s_addr == a.sin_addr.s_addr; });

@@ -20,7 +20,7 @@ public:
     bool is_open() const { return fd_ >= 0; }
     int fd() const { return fd_; }
     void close();
-    std::string peer_address() const;   // of the other end, in digits
+    std::string peer_address() const;   // address of the other end, in digits
 
     // A text of any length, as a frame. False when the connection is lost (or, for receive, nothing whole came in time;
     // `timed_out` tells which).
@@ -68,6 +68,7 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
 bool is_loopback(const std::string& host);
 
 std::string own_host_name();   // for messages; others may not be able to resolve it
-// What two processes share exactly if they reach each other by loopback: host name, boot and network namespace.
+// Returns a text that two processes share exactly if they reach each other by loopback: host name, boot and network
+// namespace.
 std::string own_host_identity();
 std::vector<std::string> own_addresses();   // in digits, of all interfaces that are up, without loopback

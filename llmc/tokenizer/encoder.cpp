@@ -158,7 +158,7 @@ void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
     }
 }
 
-// What tiktoken's _encode_bytes does: the valid beginning is encoded, then the tokens of its last piece (with all
+// Encodes as tiktoken's _encode_bytes does: the valid beginning is encoded, then the tokens of its last piece (with all
 // tokens of white space before it, when it is white space) are taken back, and their bytes and the whole rest are one
 // piece.
 void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids) {
@@ -180,7 +180,7 @@ void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t val
     model.encode(text.substr(valid - taken_bytes), scratch, ids);
 }
 
-// How many ids the last piece of a text has.
+// Returns how many ids the last piece of a text has.
 std::size_t Encoder::State::last_piece_ids(std::string_view text) {
     std::uint32_t ends[split_capacity], begin = 0, last_end = 0;
     splitter->begin(text);

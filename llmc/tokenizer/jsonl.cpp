@@ -52,7 +52,7 @@ private:
 
     char here() const { return at_ < line_.size() ? line_[at_] : '\0'; }
 
-    // What the value at the cursor is, by its first byte.
+    // Returns the kind of the value at the cursor, by its first byte.
     const char* kind_here() const {
         switch (here()) {
             case '{': return "an object";
@@ -196,7 +196,7 @@ JsonField find_json_string(std::string_view line, std::string_view name, std::st
 std::size_t ObjectEnd::find(std::string_view text) {
     while (at_ < text.size()) {
         const char c = text[at_];
-        if (in_string_ && c == '\\' && at_ + 1 == text.size()) break;   // what it escapes is still to come
+        if (in_string_ && c == '\\' && at_ + 1 == text.size()) break;   // the escaped character is still to come
         at_ += in_string_ && c == '\\' ? 2 : 1;
         if (c == '"') in_string_ = !in_string_;
         if (in_string_) continue;

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Of ordinary tokens; the first of equal ones counts.
+// Maps the bytes of ordinary tokens to their ids; the first of equal ones counts.
 TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
     TokenIds ids(tokens.size());
     for (std::uint32_t id = 0; id < tokens.size(); id++) {
@@ -150,12 +150,12 @@ void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::
     s.ids.resize(count);
     s.next.resize(count);
     s.previous.resize(count);
-    s.ranks.assign(count, no_merge);   // of the merge of a part with its right neighbour
+    s.ranks.assign(count, no_merge);   // rank of the merge of a part with its right neighbour
     s.heap.clear();
     for (std::uint32_t i = 0; i < count; i++) {
         s.ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
         s.next[i] = i + 1;
-        s.previous[i] = i - 1;   // of the first: gone
+        s.previous[i] = i - 1;   // for the first part 0 - 1, which is `gone`
     }
     auto heap_entry = [&](std::uint32_t i) { return std::uint64_t{s.ranks[i]} << 32 | i; };
     auto update = [&](std::uint32_t i, bool push) {

@@ -85,7 +85,7 @@ private:
     static constexpr std::uint32_t no_merge = 0xffffffff;
     static constexpr std::size_t short_piece = 48;   // up to here a linear search beats a heap
 
-    // The rank of two tokens' merge, or no_merge; lower joins earlier.
+    // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first.
     std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
         return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
     }
@@ -99,7 +99,7 @@ private:
     TokenIds token_ids_;
     bool whole_piece_first_;
     std::uint32_t byte_ids_[256];
-    std::vector<std::uint32_t> byte_ranks_;   // of two bytes' tokens, by left byte << 8 | right byte
+    std::vector<std::uint32_t> byte_ranks_;   // ranks of merges of two bytes' tokens, by left byte << 8 | right byte
     // The token a merge makes, by rank; empty where they are consecutive, as in most vocabularies.
     std::vector<std::uint32_t> results_;
     std::uint32_t first_result_ = 0;

@@ -97,7 +97,7 @@ private:
     BpeModel::Scratch scratch_;
     Cache cache_;
     PieceCounts counts_;
-    std::uint32_t begin_ = 0;   // of the next piece
+    std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
     std::uint32_t slots_[batch_pieces];
     std::uint32_t found_[batch_pieces * Short::max_ids];   // ids of pieces of the batch, not appended yet

@@ -251,8 +251,8 @@ private:
     std::size_t max_ids_;
     TokenizerData data_;
     std::unordered_map<std::string, std::uint32_t>
-        ids_;                              // of the vocabulary and the added tokens, by their characters
-    std::vector<std::string> unspelled_;   // of the vocabulary, not in the alphabet of bytes
+        ids_;                              // ids of the vocabulary and the added tokens, by their characters
+    std::vector<std::string> unspelled_;   // tokens of the vocabulary outside the alphabet of bytes
 };
 
 Json byte_level_step(bool use_regex) {

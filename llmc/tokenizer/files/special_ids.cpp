@@ -37,7 +37,8 @@ private:
                     "Take the file from where the model was published, or correct it.");
     }
 
-    // Of "eos_token_id", a number or a list of them, or "eos_token", a text or an object with it.
+    // Returns the ids in "eos_token_id" (a number or a list of them) and that of "eos_token" (a text or an object with
+    // it), if `of` is "eos".
     std::vector<std::uint32_t> ids_of(const Json& json, const std::string& of) const {
         std::vector<std::uint32_t> ids;
         auto take = [&](const Json& value) {

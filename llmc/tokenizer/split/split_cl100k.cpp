@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr std::uint32_t long_s = 0x17f;   // what (?i:s) matches besides s and S
+constexpr std::uint32_t long_s = 0x17f;   // matched by (?i:s), besides s and S
 
 class Cl100kSplitter : public PieceSplitter {
 public:

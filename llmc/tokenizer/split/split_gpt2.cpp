@@ -58,11 +58,11 @@ public:
     }
 
 private:
-    // What a block leaves for the next one; bits are in position 0.
+    // State that a block leaves for the next one; bits are in position 0.
     struct Previous {
         std::uint64_t letter = 0, number = 0, other = 0, space = 0;   // class of the last byte
         std::uint64_t blank = 0;                                      // it is U+0020
-        std::uint32_t open_bytes = 0;                                 // of a character that runs into the next block
+        std::uint32_t open_bytes = 0;                                 // bytes that a character has in the next block
         CharClass open_class = CharClass::other;
         std::uint64_t forced = 0, denied = 0;   // starts that a contraction sets and removes
     };
@@ -166,7 +166,7 @@ private:
 
     const CharTable& table_ = CharTable::get();
     std::string_view text_;
-    std::size_t at_ = 0;   // of the current block
+    std::size_t at_ = 0;   // place of the current block
     bool done_ = true;
     Previous previous_;
 };
