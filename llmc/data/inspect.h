@@ -1,4 +1,4 @@
-// Looking into prepared corpora: verify every byte, count, and turn tokens back into text.
+// Inspects prepared corpora: verifies every byte, counts, and turns tokens back into text.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 // wrong.
 CorpusManifest verify_corpus(const std::string& folder);
 
-// The shards of a split ("train", "val"; empty: all) of a folder, or the file itself when `path` is one.
+// Returns the shards of a split ("train", "val"; empty: all) of a folder, or the file itself when `path` is one.
 std::vector<std::string> shards_of(const std::string& path, const std::string& split);
 
 // Reads the shards and passes their text on in pieces, special tokens as their text.

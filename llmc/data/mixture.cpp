@@ -9,7 +9,7 @@
 
 namespace {
 
-// All of `number`, or false.
+// Reads all of `number` into `value`. False where it is no number.
 template <class Number>
 bool read_number(std::string_view number, Number& value) {
     const char* const end = number.data() + number.size();

@@ -1,4 +1,5 @@
-// Questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last word.
+// Reads questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last
+// word.
 //
 //   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
 //               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
@@ -22,7 +23,7 @@
 
 inline constexpr std::int32_t question_file_magic = 20240522, question_file_version = 1;
 
-// Who published the questions; the number is that of the file's header, 0 there: it is not said.
+// Publisher of the questions, as a number in the file's header, where 0 means that it is not said.
 enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc, piqa, lambada };
 
 struct NamedSource {

@@ -18,7 +18,8 @@ constexpr const char* kAllHaveCome = "all have come";
 
 std::string answer_of(const Joining& own) { return "rank 0 " + own.word; }
 
-// Rank 0's side: handshakes pending connections at once; drops unknown peers, who may send anything, slowly or never.
+// Accepts ranks on rank 0: handles many handshakes at once; drops unknown peers, who may send anything, slowly or
+// never.
 class Joined {
 public:
     Joined(ListeningSocket& listener, const Joining& own)
@@ -76,7 +77,7 @@ private:
         for (std::size_t i = 0; i < most_unknown; i++) {
             std::optional<Socket> socket = listener_.accept(0);
             if (!socket) {
-                // nobody else has connected, or no descriptor is left
+                // no more connections, or no descriptor is left
                 if ((errno != EMFILE && errno != ENFILE) || !drop_oldest_unknown()) return;
                 continue;
             }
@@ -126,7 +127,7 @@ private:
     std::vector<Pending> pending_;   // the oldest first
 };
 
-// `said`: rank 0's words; none: its connection is lost.
+// Throws what rank 0 has answered. `said`: rank 0's words; none: its connection is lost.
 [[noreturn]] void refused(const Joining& own, const std::optional<std::string>& said) {
     if (!said) {
         throw Error(ErrorKind::resumable, "lost the connection to rank 0 at start-up",

@@ -12,7 +12,7 @@ public:
     void add(const std::string& why, const std::string& path);
     void add(const PassedOver& later);
 
-    // "3 hidden (the first: a/.git); 1 leading nowhere (a/b)"; empty where nothing was passed over.
+    // Returns "3 hidden (the first: a/.git); 1 leading nowhere (a/b)"; empty where nothing was passed over.
     std::string summary() const;
 
 private:

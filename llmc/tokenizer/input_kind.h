@@ -10,7 +10,7 @@ enum class InputFormat { automatic, text, jsonl };
 // A list is one JSON array of objects, in however many lines.
 enum class InputKind { text, json_lines, json_list };
 
-// Bytes of a file, from its beginning, that are enough to know.
+// Bytes at the beginning of a file that are enough to tell its kind.
 inline constexpr std::size_t kind_bytes = 4096;
 
 // Returns the kind of a file. `beginning`: the first kind_bytes of its content, uncompressed, or all where there are

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int max_depth = 256;
 
-// A cursor over the line. Functions throw what is wrong, as a literal, with the cursor where it is wrong.
+// Scans the line with a cursor. Functions throw what is wrong, as a literal, with the cursor where it is wrong.
 class Scanner {
 public:
     explicit Scanner(std::string_view line) : line_(line) {}
@@ -72,7 +72,7 @@ private:
 
     void skip_space() { at_ = std::min(line_.find_first_not_of(" \t\r\n", at_), line_.size()); }
 
-    // The members of an object or the elements of a list, with both brackets.
+    // Passes over the members of an object or the elements of a list, with both brackets; calls entry() at each.
     template <class Entry>
     void entries(char close, Entry entry) {
         at_++;
@@ -93,7 +93,7 @@ private:
         skip_space();
     }
 
-    // A string, appended to `out` when that is not null.
+    // Reads a string, and appends it to `out` when that is not null.
     void string(std::string* out) {
         if (!take('"')) throw "expected a string";
         while (true) {

@@ -253,7 +253,7 @@ const FileNames& llama_names(const ModelFamily& family) {
     return family.implied.norm_position == NormPosition::after ? with_norms_after : names;
 }
 
-// One name for each block of rows of a parameter.
+// Returns one name for each block of rows of a parameter.
 std::vector<std::string> block_names(const std::vector<std::string>& names, std::int64_t experts) {
     if (names.front().find('*') == std::string::npos) return names;
     std::vector<std::string> all;

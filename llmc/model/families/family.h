@@ -1,6 +1,6 @@
-// Families of models that Hugging Face's transformers knows: what their config.json says of a model, and what their
-// files call its tensors. Besides them there is one that only this program knows, with GPT-2's names and keys for every
-// field.
+// Describes families of models that Hugging Face's transformers knows: what their config.json says of a model, and the
+// names of tensors in their files. Besides them there is one that only this program knows, with GPT-2's names and keys
+// for every field.
 #pragma once
 
 #include <string>

@@ -47,8 +47,8 @@ std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder,
                                                 const std::string& ignored = "");
 
-// Name and read the routers' biases in a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the model
-// has none.
+// Name and read the routers' biases in a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the
+// model has none.
 inline constexpr const char* kRouterBiasFile = "router_bias.safetensors";
 std::vector<TensorEntry> router_bias_entries(const ModelConfig& config);
 std::vector<float> read_router_bias(const FileSystem& files, const std::string& folder, const ModelConfig& config);

@@ -1,4 +1,4 @@
-// Hugging Face folders; weight_source.h says what is read.
+// Reads Hugging Face folders, as weight_source.h describes.
 #include <fnmatch.h>
 
 #include <map>
@@ -21,7 +21,7 @@ constexpr const char* prefix = "transformer.";
     throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
 }
 
-// Names of the files that hold the weights, within the folder.
+// Returns the names of the files that hold the weights, within the folder.
 std::set<std::string> weight_files(const FileSystem& files, const std::string& folder) {
     if (files.exists(folder + "/" + weights_name)) return {weights_name};
     const std::string index = folder + "/" + index_name;
@@ -245,7 +245,7 @@ std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const s
 
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path,
                                            const std::string& ignored) {
-    // not there, and not spelled like a path: a name, which is none of the known ones
+    // a path that is not there and looks like a name: model_config refuses unknown names
     if (!files.exists(path) && path.find_first_of("./") == std::string::npos) model_config(path);
     return files.exists(path + "/" + config_name) ? open_hugging_face(files, path, ignored)
                                                   : open_llmc_model(files, path);

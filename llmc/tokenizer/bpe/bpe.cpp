@@ -119,7 +119,7 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
     }
 }
 
-// All in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
+// Encodes in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
 void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& out) const {
     std::uint32_t ids[short_piece], ranks[short_piece];
     std::size_t count = piece.size();
@@ -142,8 +142,8 @@ void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& 
     out.insert(out.end(), ids, ids + count);
 }
 
-// Parts form a linked list over byte positions; a heap holds (priority, position) of every possible merge. An entry is
-// stale when the pair at its position changed since; it is then dropped when it comes up.
+// Encodes with the parts in a linked list over byte positions; a heap holds (rank, position) of every possible merge.
+// An entry is stale when the pair at its position changed since; it is then dropped when it comes up.
 void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::uint32_t>& out) const {
     constexpr std::uint32_t gone = no_token;
     std::uint32_t count = static_cast<std::uint32_t>(piece.size());

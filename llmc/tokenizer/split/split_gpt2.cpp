@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t block_bytes = 64;
 
-// One bit per byte of a block. All bytes of a character are in its class.
+// Masks with one bit per byte of a block. All bytes of a character are in its class.
 struct Masks {
     std::uint64_t letter, number, space;
     std::uint64_t continuation = 0;       // bytes after the first of a character
@@ -67,7 +67,7 @@ private:
         std::uint64_t forced = 0, denied = 0;   // starts that a contraction sets and removes
     };
 
-    // The text's last bytes, padded with spaces: what follows the end counts as white space.
+    // Finds the starts in the text's last bytes, padded with spaces: what follows the end counts as white space.
     std::uint64_t last_block() {
         char padded[block_bytes];
         std::size_t count = text_.size() - at_;
@@ -76,7 +76,7 @@ private:
         return block(padded) & ((1ull << count) - 1);
     }
 
-    // The starts of pieces among the 64 bytes of the block at at_.
+    // Returns the starts of pieces among the 64 bytes of the block at at_.
     std::uint64_t block(const char* bytes) {
         Bytes64 block(bytes);
         std::uint64_t blank = block.equal(' ');

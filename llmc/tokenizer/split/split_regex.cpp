@@ -1,4 +1,4 @@
-// Pieces by PCRE2: any pattern, and the oracle of the hand-written splitters.
+// Splits by PCRE2: any pattern, and the reference for the hand-written splitters.
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/split/split.h"
