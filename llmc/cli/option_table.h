@@ -36,7 +36,7 @@ struct OptionRow {
     std::function<bool(const std::string& value)> read{};   // false: the value is invalid
     std::string expected{};                                 // told about an invalid value
     std::string hint = "`train_gpt --help` lists every option.";
-    bool is_switch = false;      // standing alone it means 1
+    bool is_switch = false;      // without a value it means 1
     bool in_files = true;        // --config and options.json may have it
     bool of_one_start = false;   // belongs to one start, not to the run: where it runs, how it is told to end
 

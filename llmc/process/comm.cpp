@@ -242,7 +242,7 @@ void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t s
         send(in + piece, n, r, stream);
         receive(out + piece, n, r, stream);
     }
-    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // the piece for oneself does not travel
+    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // a rank's own piece does not travel
 }
 
 #define INSTANTIATE(T)                                                                      \

@@ -1,5 +1,5 @@
-// This process among the others: its place, the mesh, the communicators, the watchdog. Made once by main and taken
-// by reference by whatever communicates.
+// Places this process among the others: its rank, the mesh, the communicators, the watchdog. Made once by main and
+// taken by reference by whatever communicates.
 //
 // With one process nothing is started: there is no communicator, and every function here does nothing.
 //
