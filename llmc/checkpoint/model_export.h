@@ -1,6 +1,5 @@
-// The weights of a model written so that other programs read them: as an llm.c model file, and what a Hugging Face
-// folder says of them. (Reading both: llmc/model/families/weight_source.h, which has the formats.) In the build's
-// precision.
+// Writes the weights of a model for other programs, in the build's precision: as an llm.c model file, or in a Hugging
+// Face folder. (llmc/model/families/weight_source.h reads both, and has the formats.)
 #pragma once
 
 #include <string>
@@ -13,24 +12,24 @@
 #include "llmc/parallel/gather.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-// All of the file or none of it; padding rows of the vocabulary are zero. Collective over all ranks, of every pipeline
-// stage: the first one writes, one tensor at a time.
+// Writes all of the file or none of it; padding rows of the vocabulary are zero. Collective over all ranks, of every
+// pipeline stage: the first one writes, one tensor at a time.
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer);
 
 constexpr TensorType parameter_type = sizeof(floatX) == 2 ? TensorType::BF16 : TensorType::F32;
 
-// What a Hugging Face folder says of a model: config.json, and where its tokenizer is known (null: it is not), so that
-// texts begin and end where they should, generation_config.json, tokenizer_config.json and what else an imported model
-// has said of its texts (llmc/tokenizer/files/files.h).
+// File of a Hugging Face folder that describes the model: config.json, and where the tokenizer is known (not null), so
+// that texts begin and end where they should, generation_config.json, tokenizer_config.json and what else an imported
+// model has said of its texts (llmc/tokenizer/files/files.h).
 struct HuggingFaceFile {
     std::string name, content;
 };
 std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, TensorType type, const Tokenizer* tokenizer);
 
-// The tensors of the safetensors file that have a parameter, in its order: names, type and shapes (family.h).
+// Returns the safetensors file's tensors for a parameter, in the file's order: names, types and shapes (family.h).
 std::vector<TensorEntry> hugging_face_entries(const ParamTable& table, const ParamInfo& info);
 
-// Writes them; `values` has the parameter with its padding rows, stored [out, in].
+// Writes the tensors of a parameter; `values` has the parameter with its padding rows, stored [out, in].
 template <class T>
 void write_hugging_face(SafetensorsWriter& file, const ParamTable& table, const ParamInfo& info,
                         std::span<const T> values) {

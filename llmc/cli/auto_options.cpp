@@ -10,7 +10,7 @@
 
 namespace {
 
-// Of training: this machine's devices, of which each rank has its share.
+// Returns the machine that training runs on. A device's memory is divided among the ranks that share it.
 Machine own_machine(const Options& o, const LaunchEnvironment& launch, bool layout) {
     const cudaDeviceProp device = device_properties();
     Machine machine;

@@ -1,4 +1,4 @@
-// --layout auto and --micro-batch auto: settled before anything else looks at the options, alike on every rank.
+// Settles --layout auto and --micro-batch auto before anything else looks at the options, alike on every rank.
 #pragma once
 
 #include <functional>
@@ -9,8 +9,9 @@
 
 constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, until it is settled
 
-// Of options that are not given, in this order: with `layout` --tp, --pp, --dp, --zero and --recompute are those of the
-// fastest layout, with micro-batches of one sequence where their size is left open too; then --micro-batch. What was
-// chosen, as options; empty: nothing was left open. Error(usage) where nothing fits.
+// Settles the options that were left open, and returns them as text for the log; empty: none was. With `layout`, sets
+// the layout options that were not given (--tp, --pp, --dp, --zero, --recompute, the pipeline's schedule) to those of
+// the fastest layout; with --micro-batch auto it is planned with micro-batches of one sequence. Then sets an open
+// micro_batch to the largest that fits. Error(usage) where nothing fits.
 std::string settle_auto_options(Verb verb, Options& options, bool layout,
                                 const std::function<bool(const char*)>& is_given);

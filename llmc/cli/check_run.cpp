@@ -28,19 +28,19 @@
 
 namespace {
 
-constexpr double kSecondsOfSteps = 5;   // that are timed
+constexpr double kSecondsOfSteps = 5;   // length of the steps to time
 
 std::string gibibytes(double bytes) {
     return bytes < (1 << 30) ? formatted("%.1f MiB", bytes / (1 << 20)) : formatted("%.1f GiB", bytes / (1 << 30));
 }
 
-// The lines, and the exit code that follows from them; the same on all ranks.
+// Prints one line per check and keeps the exit code that follows from them, which is the same on all ranks.
 class Report {
 public:
     Report(Agreement& agreement, const Log& log) : agreement_(agreement), log_(log) {}
 
-    // work() of this rank alone, which returns what is worth saying of rank 0's. Collective; false: a rank's has
-    // thrown.
+    // Runs work() on this rank alone; prints what rank 0's returned, or the first failure. Collective. False where a
+    // rank has thrown.
     bool check(const char* name, const std::function<std::string()>& work) {
         std::string own;
         try {
@@ -62,7 +62,8 @@ public:
         say(name, "OK", by_rank[0].substr(2));
         return true;
     }
-    // The same where ranks meet in the work: one that throws ends the run, so it ends this.
+    // Runs work() in which ranks communicate, and prints what it returned. If it throws, this program ends, as a run
+    // would.
     void together(const char* name, const std::function<std::string()>& work) {
         try {
             say(name, "OK", work());
@@ -83,7 +84,7 @@ private:
     int wrong_ = 0, code_ = 0;
 };
 
-// What is looked at, and what is known so far.
+// Runs the checks in order, and holds what they have found so far.
 class RunCheck {
 public:
     RunCheck(const CommandLine& asked, World& world, const StopSignals& signals, const Log& log)
@@ -99,7 +100,7 @@ public:
     int run() {
         report_.together("model", [&] { return find_model_and_checkpoint(); });
         bool ready = report_.check("tokens", [&] { return check_tokens(); });
-        max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // which alone has looked at every id
+        max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // only rank 0 has read every id
         ready = report_.check("shards", [&] { return check_shards(); }) && ready;
         if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
         if (!options_.export_llmc.empty() || !options_.trace.empty())
@@ -153,7 +154,7 @@ private:
     RunModel model_;
     std::string checkpoint_;
     std::optional<TokenSet> train_tokens_, val_tokens_;
-    int max_steps_, after_step_ = 0;   // of the run (below 1: not known yet), and of the checkpoint
+    int max_steps_, after_step_ = 0;   // steps of the run (below 1: not known yet), step of the checkpoint
     std::vector<RecordedData> data_;
 };
 
@@ -170,7 +171,7 @@ std::string RunCheck::find_model_and_checkpoint() {
     return describe(model_.config);
 }
 
-// All of them, where a run looks at those of large files only as it reads them. The first rank does, for all.
+// Checks every token id; a run checks those of large files only as it reads them. Rank 0 checks for all ranks.
 std::string RunCheck::check_tokens() {
     const std::uint64_t all_bytes = world_.is_first() ? UINT64_MAX : 0;
     std::string words;
@@ -235,7 +236,8 @@ std::string RunCheck::check_files() const {
     return text(options_.export_llmc, and_, options_.trace, " can be written");
 }
 
-// What the run would allocate, counted by what allocates it, against what the devices have; ranks may share one.
+// Compares the memory that the run would allocate, counted by the run's own code, with the device's free memory. Ranks
+// may share a device.
 bool RunCheck::check_memory() {
     std::exception_ptr failure;
     std::size_t own = 0, free_bytes = 0, all_bytes = 0;
@@ -296,7 +298,7 @@ std::string RunCheck::check_links(LinkSpeeds& speeds) {
                 formatted(", %.3f GB/s\n", 1e-9 * slowest.bytes_per_second), link_table(speeds));
 }
 
-// A few steps of the run, whose end is thrown away, and a part of a validation.
+// Times a few steps of the run, and a part of a validation. Their results are discarded.
 std::string RunCheck::time_steps() {
     Options quiet = options_;
     quiet.output_dir.clear();
@@ -342,7 +344,7 @@ std::string RunCheck::time_steps() {
                         gibibytes(static_cast<double>(arena.high_water())), " of device memory");
 }
 
-// Of one micro-batch of each rank, as many times as there are.
+// Returns the seconds of a whole validation: times one micro-batch per rank, and multiplies by their number.
 double RunCheck::time_validation(Step& step, const TokenSet& tokens) {
     const auto at_once =
         static_cast<std::uint64_t>(options_.micro_batch) * static_cast<std::uint64_t>(world_.mesh().dp);

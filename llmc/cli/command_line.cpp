@@ -32,7 +32,8 @@ namespace {
 // Checks across options
 
 constexpr const char* kHelp = "`train_gpt --help` lists every option.";
-constexpr const char *kBegin = "# options of train_gpt", *kEnd = "# end of the options";   // of --print-config
+// First and last line of what --print-config prints.
+constexpr const char *kBegin = "# options of train_gpt", *kEnd = "# end of the options";
 
 void check_documents(const Options& o) {
     refuse_if(!o.boundary_loss && !o.document_mask, "--boundary-loss 0 without --document-mask 1",
@@ -90,7 +91,7 @@ void check_together(const Options& o) {
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
 }
 
-// Positions of the model that a run is to begin with. None where it cannot be read, which the run will tell.
+// Returns the positions of the model that a run starts from; none where it cannot be read, which the run will report.
 std::optional<std::int64_t> positions_of_model(const Options& o) {
     const FileSystem& files = real_files();
     try {
@@ -104,7 +105,7 @@ std::optional<std::int64_t> positions_of_model(const Options& o) {
     return std::nullopt;
 }
 
-// Verbs work with a model that there is, on data that is named.
+// Clears the defaults of training, for verbs that need a model and data by name.
 void set_defaults_of(Verb verb, Options& o) {
     o.model.clear();
     o.val_data.clear();
@@ -135,15 +136,15 @@ void check_verb(Verb verb, const Options& o) {
 
 struct Given {
     std::string value;
-    std::string where{};        // in front of what is said of it
-    bool is_recorded = false;   // by the run that is resumed
+    std::string where{};        // prefix of messages about it
+    bool is_recorded = false;   // read from the options.json of the run to resume
 };
 using AllGiven = std::map<std::string, Given>;   // by the option's name
 
-// Lines of at most 90 characters, which with their margin fit 120 columns.
+// Breaks text into lines of at most 90 characters, which with the margin of --help fit 120 columns.
 std::string in_lines(const std::string& words) {
     std::string lines;
-    std::size_t begin = 0;   // of the line at hand
+    std::size_t begin = 0;   // begin of the current line
     while (words.size() - begin > 90) {
         const std::size_t end = words.rfind(' ', begin + 90);
         lines += words.substr(begin, end - begin) + "\n";
@@ -152,11 +153,12 @@ std::string in_lines(const std::string& words) {
     return lines + words.substr(begin);
 }
 
-// The parser, which puts what it finds into `given`. Its defaults are what the options are set to.
+// Adds the verb's options to the parser, which writes what it finds into `given`. Defaults are the options' current
+// values.
 void add_options(CLI::App& app, Verb verb, const OptionTable& table, AllGiven& given) {
     app.set_help_flag("--help", "print this and exit")->group("General");
     for (const OptionRow& row : table.rows()) {
-        const bool has_letter = row.letters.size() == 2 && row.letters != "-h";   // what it takes for a name
+        const bool has_letter = row.letters.size() == 2 && row.letters != "-h";   // the parser knows no longer ones
         app.add_option_function<std::string>(
                has_letter ? row.name + "," + row.letters : row.name,
                [&given, &row](const std::string& value) { given[row.name] = {value}; }, in_lines(row.words))
@@ -170,7 +172,7 @@ void add_options(CLI::App& app, Verb verb, const OptionTable& table, AllGiven& g
     if (verb == Verb::train) app.footer(list_of_verbs());
 }
 
-// What --print-config prints, with words or without.
+// Returns what --print-config prints, with or without the help of each option.
 std::string config_text(Verb verb, const OptionTable& table, bool with_words) {
     AllGiven none;
     CLI::App app(words_of(verb), program_of(verb));
@@ -178,8 +180,8 @@ std::string config_text(Verb verb, const OptionTable& table, bool with_words) {
     return text(kBegin, "\n", app.config_to_str(true, with_words), kEnd, "\n");
 }
 
-// llm.c's names that are not one letter become today's, because the parser knows none; switches that stand alone get
-// their value, because it would give them their default.
+// Replaces llm.c's names by today's, because the parser knows only those of one letter. Gives switches that stand alone
+// the value 1, because the parser would give them their default.
 std::vector<std::string> for_parser(const OptionTable& table, std::vector<std::string> arguments) {
     if (!arguments.empty() && arguments.back() == "-h") arguments.back() = "--help";   // with a value it is HellaSwag
     std::vector<std::string> result;
@@ -193,7 +195,7 @@ std::vector<std::string> for_parser(const OptionTable& table, std::vector<std::s
     return result;
 }
 
-// Of the command line. `print`: the help or version, where it asks for them.
+// Returns the options given on the command line. `print` gets the help or the version, if it asks for them.
 AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std::string> arguments, std::string& print,
                             std::vector<std::string>& warnings) {
     AllGiven given;
@@ -219,8 +221,8 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
     return given;
 }
 
-// Of --config. Pipes are read: they come from other programs. Error(usage) where it is empty or was cut: each line has
-// its end, an option is there once, and what --print-config has written ends as it does.
+// Returns the options in the file of --config, which may be a pipe. Error(usage) where it is empty or was cut: each
+// line must have its end, an option is there once, and a file that --print-config has written must have its last line.
 AllGiven given_by_file(const OptionTable& table, const std::string& path) {
     refuse_device(path, "--config");
     std::ifstream file(path);
@@ -253,7 +255,7 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
     return given;
 }
 
-// Of the options.json of the run that is resumed.
+// Returns the options of a run's options.json, except those of one start of the program.
 AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>& options, const std::string& folder) {
     AllGiven given;
     const std::string where = folder + "/options.json: ";
@@ -268,7 +270,7 @@ AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>
     return given;
 }
 
-// --data stands for those of the two options that are not given beside it.
+// Gives --data's folder to those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
     const std::string found = find_named_data(name);
     AllGiven given{{"--val-data", {found}}};
@@ -292,8 +294,8 @@ void set_all(const OptionTable& table, const AllGiven& given) {
     }
 }
 
-// --resume where there is no options.json, for the reason `why_not` (an errno): what such a run needs must be named, or
-// the defaults would be taken for a run that is elsewhere.
+// Refuses --resume without an options.json that names no model, or no data for its checkpoints: the defaults would be
+// taken for a run that is elsewhere. `why_not`: the errno of reading the file.
 void check_begins(const Options& o, const AllGiven& given, int why_not) {
     const std::string where = text("--resume: ", o.output_dir, "/options.json: ", std::strerror(why_not));
     if (why_not != ENOENT) throw Error(ErrorKind::io, where, "Check --output-dir and its permissions.");
@@ -306,7 +308,7 @@ void check_begins(const Options& o, const AllGiven& given, int why_not) {
               "Restore the file; or to continue the run without it, give all its options, --train-data among them.");
 }
 
-// The options of every start of a run, each with what is given now in place of what was then.
+// Returns the options of every start of a run, each with what is given now in place of what was then.
 std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, const std::string& folder,
                                           const AllGiven& given) {
     std::vector<CommandLine::Start> starts;
@@ -322,13 +324,13 @@ std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, co
     return starts;
 }
 
-// The folder of the run that a checkpoint, or the folder itself, is of.
+// Returns the folder of the run; `branch_from` is this folder, or one of its checkpoints.
 std::string folder_of_run(const std::string& branch_from) {
     const std::filesystem::path path = std::filesystem::path(branch_from + "/").parent_path();
     return std::filesystem::exists(path / "run.json") ? path.parent_path().string() : path.string();
 }
 
-// The order of work that --print-schedule asks for, of the ranks that there are or shall be.
+// Draws the schedule that --print-schedule asks for, with the ranks that there are or shall be.
 std::string picture_of(Options o, const OptionsBeside& beside) {
     const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
     if (o.dp == 0) o.dp = static_cast<int>(std::max<std::int64_t>(1, ranks / (std::int64_t{o.pp} * o.cp * o.tp)));
@@ -354,7 +356,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     const bool names_model = given.contains("--model");
 
     const bool counts_micro_batches = given.contains("--val-max-micro-batches") && !given.contains("--val-max-batches");
-    // what is there already wins over what is merged
+    // merge() keeps what is there already
     if (given.contains("--data")) given.merge(given_by_name(table, given["--data"].value));
     if (given.contains("--config")) given.merge(given_by_file(table, given["--config"].value));
     set_all(table, given);

@@ -27,13 +27,13 @@
 struct CommandLine {
     Verb verb = Verb::train;
     Options options;
-    std::string print_and_exit;          // the help or the configuration, where that was asked for
+    std::string print_and_exit;          // help, version, configuration or schedule, where it was asked for
     std::string shared;                  // the configuration as it must be on every rank
     std::vector<OptionText> texts;       // every option that --print-config prints
-    std::string chosen;                  // of options that were left open (auto_options.h), in words
-    std::vector<std::string> warnings;   // of options that are given twice
-    std::optional<RunRecord> recorded;   // of the run that --resume continues; options it has and nobody gave are its
-    // Of `data`: the options from each of these steps on, as the run was started with them; the last are `options`.
+    std::string chosen;                  // options that auto_options.h has settled, in words
+    std::vector<std::string> warnings;   // about options that are given twice
+    std::optional<RunRecord> recorded;   // the run to resume or branch from; its options replace defaults only
+    // Options from each of these steps on, as the run was started with them; the last are `options`. For `data`.
     struct Start {
         int after_step;
         Options options;
@@ -41,5 +41,5 @@ struct CommandLine {
     std::vector<Start> starts;
 };
 
-// `arguments` without the program's name.
+// Parses and checks `arguments`, which lack the program's name.
 CommandLine parse_command_line(std::vector<std::string> arguments);

@@ -15,7 +15,7 @@ namespace {
 
 Options parse(std::vector<std::string> arguments) { return parse_command_line(std::move(arguments)).options; }
 
-// What is said about these arguments, with the exit code in front.
+// Returns the message about these arguments, with the exit code in front.
 std::string complaint(std::vector<std::string> arguments) {
     try {
         parse_command_line(std::move(arguments));
@@ -312,9 +312,9 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
     CHECK(line.options.val_max_batches == 20);
     CHECK(line.options.recompute == Recompute::block);
     CHECK(!line.options.master_weights);
-    CHECK(line.options.warmup == 5);       // of the file
-    CHECK(line.options.seed == 7);         // of the command line
-    CHECK(line.options.stop_after == 0);   // of that start alone
+    CHECK(line.options.warmup == 5);       // from the file
+    CHECK(line.options.seed == 7);         // from the command line
+    CHECK(line.options.stop_after == 0);   // belongs to that start alone
     CHECK(line.options.output_dir == out);
     CHECK(value(line, "lr") == "0.002");
     CHECK(value(line, "recompute") == "block");

@@ -16,7 +16,7 @@
 
 namespace {
 
-// The sequences of --val-data, which must belong to the model; none where it is not given.
+// Returns the sequences of --val-data, which must belong to the model; none where it is not given.
 std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& config) {
     if (options.val_data.empty()) return std::nullopt;
     check_data(options, config, "", named_patterns("--val-data", options.val_data),
@@ -31,7 +31,7 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
 bool measure(const Options& options, Step& step, Arena& arena, const TokenSet* tokens, Agreement& agreement,
              const Log& log) {
     const std::string tokenizer = tokenizer_of_model(real_files(), options.model, "");
-    const auto evaluations = make_evaluations(options, step, arena, tokenizer);   // before the time is spent
+    const auto evaluations = make_evaluations(options, step, arena, tokenizer);   // so that wrong files show early
     if (tokens != nullptr) {
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();

@@ -1,5 +1,5 @@
-// `train_gpt evaluate`: the loss of a model on validation data, and multiple-choice questions. No training data is
-// needed, nothing is written.
+// `train_gpt evaluate`: measures the loss of a model on validation data, and its answers to multiple-choice questions.
+// Needs no training data, and writes nothing.
 //
 // It computes as a run does between its steps, so the figures are those that training prints, and several processes
 // share the work under the same layouts.
@@ -9,5 +9,5 @@
 #include "llmc/run/options.h"
 #include "llmc/run/stopping/stop_signals.h"
 
-// Collective. Returns the exit code: resumable where a signal came before the end.
+// Runs the verb. Collective. Returns the exit code: resumable where a signal came before the end.
 int evaluate_model(Options options, World& world, const StopSignals& signals);

@@ -35,7 +35,7 @@ std::string read_prompt(const GenerateOptions& options) {
     return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
 }
 
-// Text to standard output, at once; on a terminal without control characters.
+// Writes text to standard output at once; on a terminal, without control characters.
 class TextOut {
 public:
     void put(std::string_view bytes, bool last = false) {
@@ -64,7 +64,7 @@ std::string take_whole_characters(std::string& pending, bool last) {
         if (rest.empty()) break;
         const std::size_t broken = invalid_utf8_length(rest);
         const auto lead = static_cast<unsigned char>(rest[0]);
-        if (!last && broken == rest.size() && lead >= 0xc2 && lead <= 0xf4) break;   // its end may come
+        if (!last && broken == rest.size() && lead >= 0xc2 && lead <= 0xf4) break;   // its rest may come
         append_utf8(0xfffd, whole);
         rest.remove_prefix(broken);
     }
@@ -87,7 +87,7 @@ int continue_text(Decoder& decoder, std::vector<std::int32_t> tokens, const Cont
         if (how.ends(token)) return count;
         take(token);
         tokens.push_back(token);
-        if (count + 1 == how.tokens) break;   // nobody asks what comes after
+        if (count + 1 == how.tokens) break;   // no logits are needed any more
         const std::span<const std::int32_t> seen(tokens);
         if (decoder.position() < decoder.positions()) {
             logits = decoder.read(seen.last(1));

@@ -1,8 +1,8 @@
-// `train_gpt generate`: text written by a model, after a prompt, token by token.
+// `train_gpt generate`: writes text with a model, after a prompt, token by token.
 //
 // The model is whatever --model takes; a size by name has random weights, which shows speed. The tokenizer lies beside
-// it, or is named. A text longer than the model's positions is read again from its last half on each time these are
-// full, as the model sees no further.
+// it, or is named. When a text has filled the model's positions, the model reads its last half again and goes on from
+// there.
 #pragma once
 
 #include <functional>
@@ -13,24 +13,25 @@
 #include "llmc/run/evaluation/choose_token.h"
 #include "llmc/run/options.h"
 
-// How a text goes on.
+// Settings of continue_text().
 struct Continuation {
     int tokens = 100;   // at most
     TokenChoice choice = {};
     std::uint64_t seed = 42;   // same seed, same text
-    int choices = 0;           // ids that may be drawn: those below; 0: the model's vocabulary
+    int choices = 0;           // only ids below it may be drawn; 0: all of the vocabulary
     std::function<bool(int token)> ends = [](int) {
         return false;
-    };   // such a token ends the text, and is no part of it
+    };   // true for a token that ends the text; it is not passed on
 };
 
 // Reads the prompt, at least one token, and gives each new token to `take` as it is drawn. Returns how many.
 int continue_text(Decoder& decoder, std::vector<std::int32_t> prompt, const Continuation& how,
                   const std::function<void(int token)>& take);
 
-// What `pending` begins with that is whole characters of UTF-8, taken off it; what is no UTF-8 becomes U+FFFD. With
-// `last`, nothing is left.
+// Takes the whole UTF-8 characters off the front of `pending` and returns them, with U+FFFD for bytes that are no
+// UTF-8. With `last`, nothing is left.
 std::string take_whole_characters(std::string& pending, bool last = false);
 
-// The verb: the prompt and what follows go to standard output, the speed to standard error. Returns the exit code.
+// Runs the verb: the prompt and its continuation go to standard output, the speed to standard error. Returns the exit
+// code.
 int generate(const Options& options);

@@ -95,7 +95,7 @@ TEST_CASE("generate: a text is a function of the seed, ends where it is told to,
     how.ends = [&](int token) { return token == one[20]; };
     const auto first = std::find(one.begin(), one.end(), one[20]);
     CHECK(model.write({5}, how) == std::vector<int>(one.begin(), first));
-    how.ends = [&](int token) { return token == one[20] || token == one[3]; };   // of several, the first that comes
+    how.ends = [&](int token) { return token == one[20] || token == one[3]; };   // the first of several that comes
     CHECK(model.write({5}, how) == std::vector<int>(one.begin(), std::find_if(one.begin(), one.end(), how.ends)));
     how.ends = [](int) { return false; };
     how.choices = 7;

@@ -19,7 +19,7 @@ static std::size_t edit_distance(const std::string& a, const std::string& b) {
     return row[b.size()];
 }
 
-// What nanoGPT, Hugging Face and Megatron call it.
+// Names that nanoGPT, Hugging Face and Megatron give to our options.
 static constexpr std::pair<const char*, const char*> kElsewhere[] = {
     {"--batch-size", "--micro-batch"},
     {"--micro-batch-size", "--micro-batch"},

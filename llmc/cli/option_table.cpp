@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMost = std::numeric_limits<int>::max();
 
-// A number that may be left open, and then is kAutoMicroBatch.
+// Lets a number take the value "auto", which is stored as kAutoMicroBatch.
 void with_auto(OptionRow& row, int& target) {
     row.expected += ", or auto";
     row.read = [read_number = row.read, &target](const std::string& value) {
@@ -48,7 +48,7 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
            text("what data/NAME.sh has prepared (local, tinyshakespeare, ...), or a folder: stands for ",
                 trains ? "--train-data FOLDER/ --val-data FOLDER/ where those are not given" : "--val-data FOLDER/",
                 "; several with weights, as in web:0.7,code:0.3, are a mixture"))
-        .not_in_files();   // files say what it stands for
+        .not_in_files();   // files have what it stands for
     taken_by(train, check);
     string("--train-data,-i", o.train_data,
            "token files to train on: a pattern (quote it), or a folder for the training shards in it; "
@@ -196,7 +196,7 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
     number("--val-max-micro-batches,-m", beside.llmc_val_batches, -1, kMost,
            "the same in units of --micro-batch sequences, llm.c's -m; over all ranks together, where llm.c counts "
            "those of every rank; --val-max-batches wins; -1: all")
-        .not_in_files();   // files say it in sequences
+        .not_in_files();   // files have it in sequences
     number("--sample-every,-s", o.sample_every, 0, kMost, "let the model write every this many steps; 0: never");
     number("--sample-tokens,-g", o.sample_tokens, 1, 1 << 20, "tokens of a sample, with --sample-every");
     number("--sample-count", o.sample_count, 1, 1000, "samples at a time, with --sample-every");

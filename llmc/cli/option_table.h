@@ -17,7 +17,7 @@
 enum class Picture : std::uint8_t { none, text, svg };
 enum class LayoutChoice : std::uint8_t { given, auto_ };
 
-// What options say that only the command line itself needs.
+// Values of the options that only the command line itself needs.
 struct OptionsBeside {
     std::string config;   // --config
     bool print_config = false;
@@ -25,20 +25,20 @@ struct OptionsBeside {
     int llmc_val_batches = 0;   // -m, which counts batches of B sequences where --val-max-batches counts sequences
     LayoutChoice layout = LayoutChoice::given;
     Picture picture = Picture::none;
-    std::string costs = "1,1,1,0";   // of the picture
+    std::string costs = "1,1,1,0";   // drawn by --print-schedule
 };
 
 struct OptionRow {
     std::string name;      // with dashes
-    std::string letters;   // of one letter, or llm.c's two: "-l", "-nk"; empty: none
+    std::string letters;   // one letter, or llm.c's two: "-l", "-nk"; empty: none
     std::string type, group, words;
-    std::function<std::string()> spell{};                   // the value as files and --help have it
-    std::function<bool(const std::string& value)> read{};   // false where it is none
-    std::string expected{};                                 // what is said of one that is none
+    std::function<std::string()> spell{};                   // returns the value as files and --help have it
+    std::function<bool(const std::string& value)> read{};   // false: the value is invalid
+    std::string expected{};                                 // told about an invalid value
     std::string hint = "`train_gpt --help` lists every option.";
-    bool is_switch = false;      // standing alone it means 1
+    bool is_switch = false;      // without a value it means 1
     bool in_files = true;        // --config and options.json may have it
-    bool of_one_start = false;   // of one start of the program and not of the run: where it runs, how it is told to end
+    bool of_one_start = false;   // belongs to one start, not to the run: where it runs, how it is told to end
 
     OptionRow& llmc(const char* its_letters) { return letters = its_letters, *this; }
     OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
@@ -48,7 +48,7 @@ struct OptionRow {
 
 class OptionTable {
 public:
-    // The options that a verb takes, which write to `options` and `beside`; both outlive the table.
+    // Builds the options that a verb takes. They write to `options` and `beside`, which must outlive the table.
     OptionTable(Verb verb, Options& options, OptionsBeside& beside);
 
     const std::vector<OptionRow>& rows() const { return rows_; }
@@ -61,15 +61,15 @@ private:
     void add_options_of_verbs(GenerateOptions& g, ExportOptions& e);
     void add_options_of_plan(Options& o);
 
-    // Who takes the rows that follow.
+    // Sets which verbs take the rows that follow. `data` and `plan` take what `check` takes.
     template <class... Verbs>
     void taken_by(Verbs... verbs) {
         is_taken_ = ((verbs == verb_) || ...) ||
                     ((verb_ == Verb::data || verb_ == Verb::plan) && ((verbs == Verb::check) || ...));
     }
-    // Each adds a row. `names`: the long one, and one letter.
+    // Adds a row, as all below do. `names`: the long name, and one letter.
     OptionRow& row(const std::string& names, const std::string& type, const std::string& words);
-    // One that another program serves better; `instead` says which.
+    // Adds an option that this program accepts only with the value `only`; `instead` says what serves it better.
     OptionRow& elsewhere(const std::string& name, const std::string& only, const std::string& words,
                          const std::string& instead);
 
@@ -116,7 +116,7 @@ private:
         return added;
     }
 
-    // A field of the model; empty: it is not given.
+    // Adds a field of the model. An empty value means that it is not given.
     OptionRow& field(const ModelField& of, ModelChoices& target) {
         std::string values;
         for (const char* value : of.values) values += text(values.empty() ? "" : "|", value);

@@ -1,5 +1,5 @@
-// What the program is asked to do: `train_gpt VERB --option ...`; without a verb it trains. option_table.cpp says which
-// options each takes.
+// Verbs of the program: `train_gpt VERB --option ...`; without a verb it trains. option_table.cpp says which options
+// each takes.
 #pragma once
 
 #include <string>
@@ -17,18 +17,18 @@ struct EnumNames<Verb> {
                                            {"data", Verb::data}};
 };
 
-// Whether a verb takes the options of training, with their meanings.
+// Returns true if the verb takes the options of training, with their meanings.
 constexpr bool takes_options_of_training(Verb verb) {
     return verb == Verb::train || verb == Verb::check || verb == Verb::plan || verb == Verb::data;
 }
 
-// What --help says of a verb.
+// Returns the sentence that --help has on a verb.
 const char* words_of(Verb verb);
 std::string program_of(Verb verb);   // "train_gpt generate"
-std::string list_of_verbs();         // those beside training
+std::string list_of_verbs();         // the verbs besides training, with their help
 
 // Takes the verb off the front of the arguments. Error(usage) naming the known ones where it is none of them.
 Verb take_verb(std::vector<std::string>& arguments);
 
-// Of the program's own arguments: whether they ask for steps, after which a run can be stopped. The others end at once.
+// Returns true if the program's arguments ask for steps, after which a run can be stopped. Other verbs end at once.
 bool asks_for_steps(int argc, const char* const* argv);

@@ -1,7 +1,7 @@
-// Which program this is: `train_gpt --version`.
+// Version of the program: `train_gpt --version`.
 #pragma once
 
 #include <string>
 
-// "train_gpt a0552af, cpu, bf16": the commit that it was built from, device and precision.
+// Returns "train_gpt a0552af, cpu, bf16": the commit that it was built from, device and precision.
 std::string version_text();

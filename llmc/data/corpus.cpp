@@ -32,8 +32,8 @@ double document_draw(const std::vector<std::uint32_t>& ids) {
 // A batch of input on its way to the shards.
 struct Work {
     InputBatch input;
-    InputPosition behind;            // where the input stood when this batch was taken
-    std::uint64_t bytes_total = 0;   // of all inputs, as far as was known then
+    InputPosition behind;            // position of the input behind this batch
+    std::uint64_t bytes_total = 0;   // size of all inputs, as far as it was known then
     std::vector<std::uint32_t> ids;
     struct DocumentStart {
         std::size_t at;   // in ids
@@ -216,13 +216,13 @@ private:
     ShardWriter val_, train_;
     std::vector<SourceCount> files_;
     std::string seen_path_;
-    std::vector<std::uint32_t> held_;   // of the current document, from its begin
+    std::vector<std::uint32_t> held_;   // tokens of the current document, from its begin
     std::unordered_set<std::string> seen_;
-    std::string new_hashes_;   // of seen_, not yet in its file
+    std::string new_hashes_;   // hashes in seen_ that are not in its file yet
     bool has_seen_file_ = false;
     std::uint64_t duplicates_ = 0;
     SkippedLines skipped_;
-    std::size_t file_ = 0;           // of the current document
+    std::size_t file_ = 0;           // input file of the current document
     bool document_is_val_ = false;   // the current one; it may run on into the next batch
     bool is_drawn_ = false;          // the current one is, and has not been yet
 };
@@ -243,7 +243,7 @@ std::optional<std::string_view> prefix_of_shard(std::string_view file) {
 
 std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
 
-// Of all that what is written follows from.
+// Returns a hash of everything that the shards follow from: tokenizer, options, and name, size and time of every input.
 std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
     std::string all =
         text("drawn by content ", hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ",
@@ -266,7 +266,7 @@ bool can_resume(const CorpusOptions& options) {
                                [&](const std::string& file) { return fs::is_regular_file(file, unknown); });
 }
 
-// What a call of the same task has left that was cut.
+// Returns the state that an earlier call of the same task has left when it was cut; none: there is none.
 std::optional<CorpusState> earlier_state(const CorpusOptions& options, std::uint64_t asked) {
     const std::string path = unfinished_file(options);
     std::error_code unknown;
@@ -379,7 +379,7 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     if (earlier && splits->resume(*earlier)) {
         reader.seek(earlier->input);
     } else {
-        splits.reset();   // what it may have opened is removed with the rest
+        splits.reset();   // removes the shards that it may have opened
         make_output_folder(options);
         splits.emplace(options, format);
     }

@@ -22,7 +22,7 @@ struct CorpusOptions {
     std::string output;   // folder, made if absent; an older corpus in it is replaced
     std::string name;     // prefix of the shards' names
     std::uint64_t shard_tokens = 100'000'000;
-    bool dedup = false;   // of documents with the same tokens only the first is kept
+    bool dedup = false;   // keeps only the first of documents with the same tokens
     bool wide = false;    // uint32 tokens (Llama-3's format) even where uint16 would do
     // Validation data: the first so many files of the input; each document with this probability, drawn by a hash of
     // its tokens, so that others beside it change nothing; or the first so many tokens of the corpus.
@@ -35,12 +35,12 @@ struct CorpusOptions {
 struct CorpusProgress {
     std::uint64_t bytes_done = 0, bytes_total = 0;   // total 0: unknown
     std::uint64_t tokens = 0, documents = 0;
-    std::uint64_t bytes_before = 0;   // of bytes_done, read by an earlier call that was cut
+    std::uint64_t bytes_before = 0;   // part of bytes_done that an earlier call, which was cut, has read
 };
 
 struct PreparedCorpus {
     CorpusManifest manifest;
-    std::vector<SourceCount> files;   // of each input
+    std::vector<SourceCount> files;   // counts of each input
     SkippedLines skipped;             // with InputOptions::skip_bad_lines
 };
 

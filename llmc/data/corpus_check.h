@@ -1,4 +1,4 @@
-// What a trainer demands of prepared data before it starts: that data, tokenizer and model belong together.
+// Checks prepared data before a training starts: data, tokenizer and model must belong together.
 //
 // The tokenize tool leaves a manifest beside its shards (manifest.h). Where a shard's folder has one, checked
 // are, in this order:
@@ -22,15 +22,15 @@
 #include "llmc/io/file.h"
 
 struct CorpusUse {
-    std::string flag;      // the option that named the data
-    std::string pattern;   // of its shards, or their folder (data_files.h)
+    std::string flag;      // the option that named the data, for messages
+    std::string pattern;   // pattern of its shards, or their folder (data_files.h)
 };
 
 struct CorpusExpectation {
     std::vector<CorpusUse> data;
     std::int64_t vocab_size = 0;              // the model's
     bool larger_is_meant = false;             // --vocab-size was given: it may exceed the data's
-    std::vector<std::string> model_folders;   // of the weights to start from; empty names are passed over
+    std::vector<std::string> model_folders;   // folders of the weights to start from; empty names are passed over
     // Hashing more than this at the start would take minutes: the smallest shards are hashed, up to so many bytes. 0
     // for the ranks that rely on another's verdict.
     std::uint64_t max_hashed_bytes = 4ull << 30;

@@ -20,14 +20,14 @@
 
 inline constexpr const char* seen_file_name = "tokenize.seen";
 
-// What has come from a file of the input, or from several.
+// Counts of what has come from a file of the input, or from several.
 struct SourceCount {
     std::uint64_t documents = 0, tokens = 0, bytes = 0;   // without duplicates; bytes of text, all of it
 };
 
 struct SplitState {
     std::vector<ShardInfo> shards;
-    std::uint64_t open_tokens = 0;   // of the shard that is being written
+    std::uint64_t open_tokens = 0;   // tokens of the shard that is being written
 };
 
 struct CorpusState {
@@ -37,7 +37,7 @@ struct CorpusState {
     std::uint64_t duplicates = 0, seen = 0;
     SkippedLines skipped;
     SplitState train, val;
-    std::vector<SourceCount> files;   // of the input, as far as it was read
+    std::vector<SourceCount> files;   // counts of each input file, as far as the input was read
 };
 
 std::string to_text(const CorpusState& state);

@@ -39,7 +39,7 @@ namespace {
 
 using Library = nlohmann::json;
 
-// What a subject throws where it was given what does not hold together.
+// Thrown by a subject that accepted files which do not agree.
 struct Misread : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -50,7 +50,7 @@ void must_hold(bool holds, const std::string& what) {
 
 struct Subject {
     const char* name;
-    std::map<std::string, std::string> files;   // what lies in the folder, by name
+    std::map<std::string, std::string> files;   // files of the folder, by name
     // Reads all of it, and returns what was read. Throws Error, or Misread where what was accepted does not agree with
     // the bytes.
     std::function<std::string(const std::string& folder)> read;
@@ -379,7 +379,7 @@ enum Outcome { refused, refused_at_byte, harmless, changed, misread, unnamed, cr
 constexpr const char* outcome_names[] = {"refused", "with byte", "harmless", "changed",
                                          "MISREAD", "UNNAMED",   "CRASHED",  "HUNG"};
 
-// Where the child tells its parent how far it is; in memory that both see.
+// Progress that the child reports to its parent; in memory that both see.
 struct Progress {
     std::atomic<unsigned> next;   // the mutant being read
     std::atomic<unsigned> counts[damage_kinds][outcome_kinds];
@@ -464,7 +464,7 @@ private:
     Progress& progress_;
     TemporaryFolder folder_;
     std::vector<std::string> names_;
-    std::vector<const std::string*> others_;   // what a file may be exchanged for
+    std::vector<const std::string*> others_;   // contents that may replace a file's
     std::string intact_;
 };
 
@@ -527,7 +527,7 @@ void corrupt(unsigned mutants_each, unsigned seed, unsigned limit_s) {
         CHECK(print(subject.name, counts) == mutants_each);
         CHECK(std::string(progress.complaint) == "");
         CHECK(counts[misread] + counts[unnamed] + counts[crashed] + counts[hung] == 0);
-        CHECK(counts[refused_at_byte] > mutants_each / 5);   // what is checked is reached
+        CHECK(counts[refused_at_byte] > mutants_each / 5);   // the checks are reached
         munmap(shared, sizeof(Progress));
     }
     for (int damage = 0; damage < damage_kinds; damage++) print(damage_names[damage], by_damage[damage]);

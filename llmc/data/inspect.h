@@ -1,4 +1,4 @@
-// Looking into prepared corpora: verify every byte, count, and turn tokens back into text.
+// Inspects prepared corpora: verifies every byte, counts, and turns tokens back into text.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 // wrong.
 CorpusManifest verify_corpus(const std::string& folder);
 
-// The shards of a split ("train", "val"; empty: all) of a folder, or the file itself when `path` is one.
+// Returns the shards of a split ("train", "val"; empty: all) of a folder, or the file itself when `path` is one.
 std::vector<std::string> shards_of(const std::string& path, const std::string& split);
 
 // Reads the shards and passes their text on in pieces, special tokens as their text.
@@ -26,11 +26,11 @@ struct CorpusStats {
     std::uint64_t tokens = 0, documents = 0, bytes = 0;   // bytes of text, end-of-text apart
     std::uint64_t longest_document = 0;                   // in tokens
     std::uint32_t distinct_ids = 0;
-    double entropy = 0;                     // of single tokens, in bits: what a model without context would need
+    double entropy = 0;                     // entropy of single tokens, in bits: the need of a model without context
     std::vector<std::uint64_t> id_counts;   // per id
 };
-// How long documents are, and what masks leave of attention in sequences of T tokens, cut from each shard as the loader
-// cuts them: of the T^2 pairs of such a sequence the sum of L^2 over its pieces of documents.
+// Lengths of documents, and the share of attention that document masks leave in sequences of T tokens, cut from each
+// shard as the loader cuts them: of the T^2 pairs of a sequence, the sum of L^2 over its pieces of documents.
 struct DocumentCounts {
     std::uint64_t documents = 0, longest = 0;   // in tokens, the one that begins a document included
     std::vector<std::uint64_t> by_length;       // entry i: documents of 2^i to 2^(i+1) - 1 tokens
@@ -38,7 +38,7 @@ struct DocumentCounts {
 };
 DocumentCounts count_documents(const std::vector<TokenFile>& shards, std::int64_t T, std::int32_t end_of_text,
                                std::int64_t vocab_size);
-// Lines of bars.
+// Draws by_length as lines of bars.
 std::string picture_of(const DocumentCounts& counts);
 
 CorpusStats count_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards);

@@ -116,7 +116,7 @@ TEST_CASE("tokenizer_inspect: lengths of documents and what masks leave of atten
     CHECK(counts.documents == 5);
     CHECK(counts.longest == 11);
     CHECK(counts.by_length == std::vector<std::uint64_t>{1, 1, 2, 1});   // 1; 3; 4, 4; 11
-    // of a: 1 3 1 | 3 2 | 5, two tokens left over; of b: 2 3
+    // documents of a: 1 3 1 | 3 2 | 5, two tokens left over; of b: 2 3
     const double squares = 1 + 9 + 1 + 9 + 4 + 25 + 4 + 9;
     CHECK(counts.attention_left == doctest::Approx(squares / (4 * 25)));
     const std::string picture = picture_of(counts);

@@ -104,7 +104,7 @@ Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePh
     phases_.insert(phases_.end(), phases.begin(), phases.end());
 }
 
-// A state of samples of another length: at the beginning of the first epoch that nothing was read of.
+// Converts a state of samples of another length: it begins the first epoch of which nothing was read.
 LoaderState Loader::with_new_length(LoaderState state) const {
     const auto T = static_cast<std::uint64_t>(tokens_->T());
     const std::uint64_t tokens = state.index * static_cast<std::uint64_t>(std::exchange(state.T, tokens_->T()));
@@ -113,7 +113,7 @@ LoaderState Loader::with_new_length(LoaderState state) const {
         state.index = 0;
         return state;
     }
-    state.index = (tokens + T - 1) / T;   // of all samples together
+    state.index = (tokens + T - 1) / T;   // counts the samples of all sources
     for (LoaderState::Source& saved : state.sources) {
         for (const TokenSet::Source& now : tokens_->sources()) {
             if (now.data.name != saved.name || saved.windows == 0) continue;

@@ -1,4 +1,4 @@
-// Training samples out of token files, in an order that depends on nothing but (seed, epoch, sample index).
+// Reads training samples from token files, in an order that depends on nothing but (seed, epoch, sample index).
 //
 // A sample is a window of T + 1 tokens: inputs are its first T, targets its last T. Windows start at every multiple of
 // T and lie inside one shard, so a shard of n tokens has (n - 1) / T of them; what is left over at its end is not used.
@@ -8,10 +8,10 @@
 // processes enters, so the same tokens make the same step under every layout, and the whole state of a loader is
 // (epoch, index). Batches run on from one epoch into the next.
 //
-// Of a mixture (mixture.h) the next sample is of the source whose weights in force, summed over all samples up to and
-// including this one, exceed the number of its samples the most; of equal ones the first named. Each source has epochs
-// and a permutation of its own. So all follows from the number of the sample again, and a run that goes on with other
-// weights neither repeats a sample nor leaves one out.
+// In a mixture (mixture.h), the next sample comes from the source whose weights in force, summed over all samples up to
+// and including this one, exceed the number of its samples the most; ties go to the source named first. Each source has
+// epochs and a permutation of its own. So everything follows from the number of the sample again, and a run that goes
+// on with other weights neither repeats a sample nor leaves one out.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 #include "llmc/data/token_file.h"
 #include "llmc/mesh/context_cut.h"
 
-// How documents, which stand one after another in a shard, are told apart.
+// Rule by which documents, which stand one after another in a shard, are told apart.
 struct DocumentRule {
     std::int32_t end_of_text = -1;   // the token that each begins with; -1: they are not told apart
     bool boundary_loss = true;       // false: no target at a document's last token, which would be the next one's first
@@ -57,40 +57,40 @@ public:
     const std::vector<Source>& sources() const { return sources_; }
     bool is_mixture() const { return !sources_.front().data.name.empty(); }
 
-    // Where the tokens of a window are.
+    // Shard of a window, and the number of the window's first token there.
     struct Place {
         const TokenFile& shard;
         std::uint64_t token;
     };
     Place place_of(std::uint64_t window) const;
 
-    // Window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
+    // Reads window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
     void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
         read_window(index, std::vector<TokenRange>{{0, T_}}, inputs, targets);
     }
-    // Of the window's inputs and targets only these ranges, one after another: no other tokens are read.
+    // Reads only these ranges of the window's inputs and targets, one after another.
     void read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
                      std::span<std::int32_t> targets) const;
-    // Of a window that is cut into sequences of `length` tokens where the document of each token begins, in its
-    // sequence; of each sequence only these ranges, one after another.
+    // Writes for each token where its document begins, as a position in the token's sequence: the window is cut into
+    // sequences of `length` tokens. Of each sequence only these ranges are written, one after another.
     void read_starts(std::uint64_t index, std::int64_t length, const std::vector<TokenRange>& ranges,
                      std::span<std::int32_t> starts) const;
-    // Positions of a window that have a loss.
+    // Returns how many positions of a window have a loss.
     std::int64_t count_targets(std::uint64_t index) const;
 
 private:
     std::vector<Source> sources_;
     DocumentRule documents_;
     std::vector<TokenFile> shards_;
-    std::vector<std::uint64_t> first_window_;   // of each shard; one more entry holds the sum
+    std::vector<std::uint64_t> first_window_;   // first window of each shard; one more entry holds the sum
     std::int64_t T_, vocab_size_;
     std::uint64_t tokens_ = 0;
 };
 
-// Where a loader stands: the next sample. All there is to save and resume.
+// Position of a loader: the next sample. A checkpoint needs to save no more.
 struct LoaderState {
     std::uint64_t epoch = 0;
-    std::uint64_t index = 0;   // in [0, windows); of a mixture the number of the sample
+    std::uint64_t index = 0;   // in [0, windows); in a mixture, the number of the sample
 
     struct Source {
         std::string name;
@@ -98,12 +98,12 @@ struct LoaderState {
         std::int64_t credit = 0;                  // sum of weights - kWeightSum * samples
         bool operator==(const Source&) const = default;
     };
-    std::vector<Source> sources = {};   // of a mixture
+    std::vector<Source> sources = {};   // sources of a mixture
     std::int64_t T = 0;                 // tokens of a sample; 0: those of the data at hand (older programs' states)
     bool operator==(const LoaderState&) const = default;
 };
 
-// A sample by what it is made of.
+// Source, epoch and window of a sample.
 struct SampleId {
     std::size_t source;
     std::uint64_t epoch, window;   // window: of the TokenSet
@@ -112,34 +112,34 @@ struct SampleId {
 
 class Loader {
 public:
-    // `tokens` must outlive the loader. `phases`: of a mixture, in their order; before them its own weights are in
-    // force.
+    // Keeps `tokens`, which must outlive the loader. `phases` of a mixture come in their order; before the first one,
+    // its own weights are in force.
     Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {});
 
     LoaderState state() const { return state_; }
-    // Error(bad_data) where the state is not of these data. Sources that are new begin here. Where samples had another
-    // length a new epoch begins, of each source.
+    // Goes on from `state`; Error(bad_data) where it is not of these data. New sources begin here. Where samples had
+    // another length, each source begins a new epoch.
     void seek(const LoaderState& state);
 
-    // Samples [ahead, ahead + count) after the state, into inputs and targets of shape (count, T). The state stays: the
-    // caller reads its own part of a step's samples, then advances by all of them.
+    // Reads samples [ahead, ahead + count) after the state into inputs and targets of shape (count, T). The state
+    // stays: the caller reads its own part of a step's samples, then advances by all of them.
     void read(std::uint64_t ahead, std::uint64_t count, std::span<std::int32_t> inputs,
               std::span<std::int32_t> targets) const {
         read(ahead, count, {{0, tokens_->T()}}, inputs, targets);
     }
-    // Of each sample only these ranges.
+    // Reads only these ranges of each sample.
     void read(std::uint64_t ahead, std::uint64_t count, const std::vector<TokenRange>& ranges,
               std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
-    // Of each sample what TokenSet::read_starts gives.
+    // Writes for each sample what TokenSet::read_starts gives.
     void read_starts(std::uint64_t ahead, std::uint64_t count, std::int64_t length,
                      const std::vector<TokenRange>& ranges, std::span<std::int32_t> starts) const;
     void advance(std::uint64_t samples);
-    LoaderState after(std::uint64_t samples) const;   // where `advance` would lead
+    LoaderState after(std::uint64_t samples) const;   // the state to which advance() would lead
     std::vector<SampleId> samples(std::uint64_t ahead, std::uint64_t count) const;
 
 private:
     LoaderState with_new_length(LoaderState state) const;
-    std::size_t choose(LoaderState& state) const;   // the source of a mixture's next sample; moves past that
+    std::size_t choose(LoaderState& state) const;   // the source of a mixture's next sample; moves `state` past that
 
     const TokenSet* tokens_;
     std::uint64_t seed_;

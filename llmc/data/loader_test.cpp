@@ -267,7 +267,7 @@ TEST_CASE("loader: samples of another length begin a new epoch, once") {
     CHECK(after.state() == LoaderState{2, 0, {}, 2});
     after.advance(3);
     Loader again(shorter, 5);
-    again.seek(after.state());   // of this length: no more than that
+    again.seek(after.state());   // has this length already: nothing changes
     CHECK(again.state() == after.state());
     Loader untouched(shorter, 5);
     untouched.seek(Loader(longer, 5).state());   // nothing was read yet

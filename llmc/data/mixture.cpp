@@ -10,7 +10,7 @@
 
 namespace {
 
-// All of `number`, or false.
+// Reads all of `number` into `value`. False where it is no number.
 template <class Number>
 bool read_number(std::string_view number, Number& value) {
     const char* const end = number.data() + number.size();
@@ -47,7 +47,7 @@ std::vector<DataSource> weighted_list(const std::string& option, const std::stri
         sources[i].weight = static_cast<std::int64_t>(weights[i] / sum * static_cast<double>(kWeightSum));
         left -= sources[i].weight;
     }
-    std::ranges::max_element(sources, {}, &DataSource::weight)->weight += left;   // what rounding down has left over
+    std::ranges::max_element(sources, {}, &DataSource::weight)->weight += left;   // the remainder of rounding down
     return sources;
 }
 

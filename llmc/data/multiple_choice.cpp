@@ -18,7 +18,7 @@ constexpr std::int32_t magic = question_file_magic, version = question_file_vers
 constexpr std::size_t header_bytes = 1024;
 constexpr std::uint16_t start_mark = 65535;
 
-// Walks over the words of a file, and knows where it stands for messages.
+// Walks over the words of a file, and knows its place for messages.
 class Words {
 public:
     Words(std::string_view content, const std::string& name, std::int64_t vocab_size)

@@ -1,4 +1,5 @@
-// Questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last word.
+// Reads questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last
+// word.
 //
 //   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
 //               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
@@ -22,13 +23,13 @@
 
 inline constexpr std::int32_t question_file_magic = 20240522, question_file_version = 1;
 
-// Who published the questions; the number is that of the file's header, 0 there: it is not said.
+// Publisher of the questions, as a number in the file's header, where 0 means that it is not said.
 enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc, piqa, lambada };
 
 struct NamedSource {
     QuestionSource source;
     const char *name, *title;   // in options and metrics; for people
-    const char* file;           // where its script in data/ puts it
+    const char* file;           // path to which its script in data/ writes
 };
 inline constexpr NamedSource question_sources[] = {
     {QuestionSource::hellaswag, "hellaswag", "HellaSwag", "data/hellaswag/hellaswag_val.bin"},
@@ -47,17 +48,17 @@ struct Question {
     std::size_t longest() const;   // tokens of context and longest completion
 };
 
-// `content` is the whole file, `name` what it is called in messages. Error(bad_data) too where the file says that it
-// was made with another tokenizer than that of a hash.
+// Parses a file's whole `content`; `name` is what messages call it. Error(bad_data) too where the file says that it was
+// made with another tokenizer than that of a hash.
 std::vector<Question> parse_question_file(std::string_view content, const std::string& name, std::int64_t vocab_size,
                                           std::optional<std::uint64_t> tokenizer_hash = std::nullopt);
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size);
 
-// Whose questions these are, by the name of the file where it does not say it: MMLU's or HellaSwag's.
+// Returns whose questions these are: as the file says, else by its name MMLU's or HellaSwag's.
 const NamedSource& source_of_questions(std::string_view content, const std::string& name);
 
-// One completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a token of
-// the completion is predicted, from the context's last position on. What is to the right is padding: causal attention
-// does not see it.
+// Writes one completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a
+// token of the completion is predicted, from the context's last position on. What is to the right is padding: causal
+// attention does not see it.
 void completion_row(const Question& question, std::size_t completion, std::span<std::int32_t> tokens,
                     std::span<std::int32_t> targets);

@@ -24,13 +24,13 @@ QuestionText mmlu_question(const std::string& question, const std::vector<std::s
 // ---------------------------------------------------------------------------------------------------------------------
 // JSONL
 
-constexpr std::uint64_t largest_label = 65535;   // as the file that is made from it
+constexpr std::uint64_t largest_label = 65535;   // limit of the file that is made from it
 
 QuestionText harness_question(const std::string& question) {
     return {text("Question: ", question, "\nAnswer:"), {}, 0};
 }
 
-// A number, in some copies spelled as a text.
+// Reads a label, which is a number, or a text of one in some copies.
 std::size_t label_from(const Json& label) {
     return (label.is_text() ? parse_json(label.as_text()) : label).as_whole(largest_label);
 }
@@ -122,7 +122,7 @@ public:
 
     std::size_t offset() const { return at_; }
 
-    // The next record's fields; false at the end. Empty lines are passed over.
+    // Reads the next record's fields; false at the end. Empty lines are passed over.
     bool next(std::vector<std::string>& fields) {
         while (at_ < content_.size() && (content_[at_] == '\n' || content_[at_] == '\r')) at_++;
         if (at_ >= content_.size()) return false;

@@ -1,4 +1,4 @@
-// Multiple-choice questions as they are published, turned into the file that multiple_choice.h reads.
+// Turns multiple-choice questions, as they are published, into the file that multiple_choice.h reads.
 //
 //   HellaSwag   JSONL: {"ctx": "A man is", "endings": ["...", "...", "...", "..."], "label": 2, ...}
 //               context: ctx; completions: " " + ending
@@ -32,9 +32,9 @@ struct QuestionText {
     std::string place = "";   // file and offset, for messages
 };
 
-// `name` goes into messages; a name that ends in .csv is CSV, anything else JSONL.
+// Parses published questions. A `name` that ends in .csv is CSV, anything else JSONL; messages have it too.
 std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name);
 
-// The file's bytes, all checked to fit its uint16 words.
+// Returns the bytes of the question file, all checked to fit its uint16 words.
 std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
                              QuestionSource source = QuestionSource::hellaswag);

@@ -36,8 +36,8 @@ public:
     void append(const std::uint32_t* ids, std::size_t count);
     void finish();   // completes the last shard
 
-    // What has been written so far, on the disk: shards() and the tokens of the open one. From then on these files stay
-    // where the writing fails.
+    // Puts on the disk what has been written so far: shards() and the open one, whose number of tokens it returns. From
+    // then on these files stay where the writing fails.
     std::uint64_t save_point();
     // A writer of the same options goes on from there, before the first token. False, and nothing has been changed,
     // where the files are not there as they were.
@@ -57,5 +57,5 @@ private:
     std::unique_ptr<OpenShard> open_;
     std::uint64_t total_tokens_ = 0;
     std::vector<ShardInfo> shards_;
-    bool keeps_ = false;   // what is unfinished
+    bool keeps_ = false;   // leaves unfinished files where they are
 };

@@ -31,7 +31,7 @@ class TokenFile {
 public:
     // Opens the file and checks its header, and its size against the number of tokens.
     TokenFile(const FileSystem& files, const std::string& path);
-    // The same among others of which only some stay open.
+    // Opens it among other files, of which only some stay open.
     TokenFile(std::shared_ptr<OpenFiles> files, const std::string& path);
 
     const std::string& path() const { return path_; }

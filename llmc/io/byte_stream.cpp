@@ -50,14 +50,14 @@ private:
     int descriptor_;
 };
 
-// What both libraries need: compressed bytes at hand, taken from the file as they are used up.
+// Holds compressed bytes, taken from the file as they are used up; base of both kinds of compressed streams.
 class CompressedStream : public ByteStream {
 public:
     std::uint64_t stored() const override { return file_.stored() - (held_ - used_); }
 
 protected:
     explicit CompressedStream(const std::string& name) : ByteStream(name), file_(name), bytes_(1 << 16) {}
-    // False at the end of the file.
+    // Makes sure that compressed bytes are at hand. False at the end of the file.
     bool more() {
         if (used_ < held_) return true;
         used_ = 0;
@@ -69,7 +69,7 @@ protected:
     PlainStream file_;
     std::vector<char> bytes_;
     std::size_t used_ = 0, held_ = 0;
-    bool between_ = true;   // two compressed parts, where the file may end
+    bool between_ = true;   // between two compressed parts, where the file may end
 };
 
 #ifdef USE_ZLIB
@@ -118,7 +118,7 @@ private:
     }
 
     z_stream state_{};
-    bool began_ = false;   // the first part
+    bool began_ = false;   // the first part has begun
 };
 
 #endif
@@ -134,7 +134,7 @@ public:
     std::size_t take(char* into, std::size_t count) override {
         ZSTD_outBuffer out{into, count, 0};
         while (out.pos == 0) {
-            // what is left of a full output comes without more input
+            // output that did not fit needs no more input
             if (!more() && (between_ || !pending_)) {
                 if (between_) return 0;
                 damaged("the file ends within what zstd has compressed");

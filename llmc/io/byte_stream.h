@@ -1,4 +1,4 @@
-// The bytes of a file, of standard input ("-"), or of what gzip or zstd has made of a file (.gz by zlib, .zst by
+// Reads the bytes of a file, of standard input ("-"), or of what gzip or zstd has made of a file (.gz by zlib, .zst by
 // libzstd; several of them one behind the other too, and zeros behind the last one of gzip, as tar pads).
 #pragma once
 
@@ -17,7 +17,7 @@ public:
     // Passes over so many bytes. Error(bad_data) where there are not so many.
     virtual void skip(std::uint64_t count);
 
-    // Bytes of the file that have been used up: less than what was read where they are compressed.
+    // Returns how many bytes of the file were used up: fewer than were read where they are compressed.
     virtual std::uint64_t stored() const { return position_; }
 
 protected:
@@ -28,11 +28,11 @@ protected:
     std::uint64_t position_ = 0;
 };
 
-// Throws Error: io where it cannot be opened, usage where this build lacks the library.
+// Opens a stream. Throws Error: io where it cannot be opened, usage where this build lacks the library.
 std::unique_ptr<ByteStream> open_stream(const std::string& name);
 
-// Says whether a name ends so, in upper or lower case; `suffix` is in lower case.
+// Returns true if a name ends with `suffix`, in upper or lower case; `suffix` is in lower case.
 bool has_suffix(std::string_view name, std::string_view suffix);
 
-// The name without .gz or .zst, in upper or lower case.
+// Returns the name without .gz or .zst, in upper or lower case.
 std::string uncompressed_name(const std::string& name);

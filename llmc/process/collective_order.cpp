@@ -92,7 +92,8 @@ std::optional<std::string> CollectiveOrder::add(int rank, const CollectiveEvent&
     return events.size() == 1 ? cycle(advance(rank)) : std::nullopt;   // else nothing changes yet
 }
 
-// True where a rank's oldest event has finished, because all its calls have all their ranks; then it is gone.
+// Removes a rank's oldest event if it has finished, that is if all its calls have all their ranks. Returns true if it
+// did.
 bool CollectiveOrder::finish_front(int rank) {
     std::deque<Event>& events = events_[rank];
     if (events.empty()) return false;
@@ -127,8 +128,8 @@ std::set<int> CollectiveOrder::advance(int rank) {
     return moved;
 }
 
-// Depth first along "waits for": from the calls of a rank's oldest event to ranks that have not come to them although
-// they are somewhere else.
+// Searches depth first along "waits for": from the calls of a rank's oldest event to ranks that have not come to them
+// although they are somewhere else. `path` gets the waits up to the cycle.
 bool CollectiveOrder::find_cycle(int rank, std::map<int, bool>& on_path, std::vector<Wait>& path) const {
     const auto [place, is_new] = on_path.try_emplace(rank, true);
     if (!is_new) return place->second;   // back on the path: a cycle; else known to lead nowhere
@@ -147,7 +148,8 @@ bool CollectiveOrder::find_cycle(int rank, std::map<int, bool>& on_path, std::ve
     return false;
 }
 
-// `among`: ranks that have reached another event since the last check. A new cycle goes through one of them.
+// Returns a cycle of waits, in words; none: there is none. `among`: ranks that have reached another event since the
+// last check; a new cycle goes through one of them.
 std::optional<std::string> CollectiveOrder::cycle(const std::set<int>& among) const {
     std::map<int, bool> on_path;
     std::vector<Wait> path;

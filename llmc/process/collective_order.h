@@ -32,33 +32,33 @@ struct CollectiveRecord {
 };
 using CollectiveEvent = std::vector<CollectiveRecord>;   // calls that start together
 
-// This rank's calls that were not taken yet. Calls come from the rank's own thread; `take` may come from another one.
+// Collects this rank's calls until they are taken. The rank's own thread adds them; another thread may take them.
 class CollectiveLog {
 public:
     void add(CollectiveRecord record);
-    // Calls from begin_group to its end are one event. Groups may stand inside groups, as in NCCL.
+    // Makes all calls between begin_group() and end_group() one event. Groups may stand inside groups, as in NCCL.
     void begin_group();
     void end_group();
-    // All events as JSON, which are then forgotten; "": none.
+    // Returns all events as JSON and forgets them; "": there are none.
     std::string take();
-    // None where the text is not what `take` makes.
+    // Reads a text that take() has returned; none where it is another text.
     static std::optional<std::vector<CollectiveEvent>> parse(const std::string& taken);
 
 private:
     void write(CollectiveEvent event);
 
-    std::mutex mutex_;   // guards the next
+    std::mutex mutex_;   // guards events_
     std::vector<CollectiveEvent> events_;
     int depth_ = 0;
     CollectiveEvent group_;
 };
 
-// The ranks as they would run if every device did one event at a time, in the order of its host.
+// Simulates the ranks as if every device did one event at a time, in the order of its host.
 class CollectiveOrder {
 public:
-    // The next event of `rank`. Returns what is wrong, in words, once something is: two ranks mean different calls, a
-    // rank makes one twice, or ranks wait for each other in a cycle. Costs little with many ranks: what changes is
-    // looked at, and no more.
+    // Adds the next event of `rank`. Returns what is wrong, in words, once something is: two ranks mean different
+    // calls, a rank makes one twice, or ranks wait for each other in a cycle. Costs little with many ranks, because
+    // only what changes is checked.
     std::optional<std::string> add(int rank, const CollectiveEvent& event);
 
 private:
@@ -83,6 +83,6 @@ private:
     bool find_cycle(int rank, std::map<int, bool>& on_path, std::vector<Wait>& path) const;
     std::optional<std::string> cycle(const std::set<int>& among) const;
 
-    Calls calls_;                               // which somebody has called and not everybody has left
-    std::map<int, std::deque<Event>> events_;   // of each rank: not finished, oldest first
+    Calls calls_;                               // calls that a rank has told of and not every member has finished
+    std::map<int, std::deque<Event>> events_;   // events of each rank that have not finished, oldest first
 };

@@ -76,7 +76,7 @@ std::string loaded_nccl_shortcoming() {
     return nccl_shortcoming(version);
 }
 
-// Before NCCL reads its environment.
+// Sets NCCL's environment for reproducible results, before NCCL reads it.
 void prefer_reproducible() {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // several communicators: launched in the order of the host's calls
@@ -96,7 +96,7 @@ ncclUniqueId Communicator::make_unique_id() {
 
 Communicator::Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name, int multiprocessors)
     : rank_(rank), size_(ranks), name_(std::move(name)) {
-    loaded_nccl_shortcoming();   // every rank's own: hosts may differ
+    loaded_nccl_shortcoming();   // on every rank, because hosts may differ
     prefer_reproducible();
     ncclConfig_t config = configured(name_, multiprocessors);
     NCCL_CHECK(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config));
@@ -119,7 +119,7 @@ Communicator::Communicator(int rank, int ranks, std::uint64_t id, std::string na
 }
 
 Communicator::~Communicator() {
-    if (comm_ != nullptr) ncclCommDestroy(comm_);   // errors have shown themselves at an earlier call
+    if (comm_ != nullptr) ncclCommDestroy(comm_);   // errors have shown at an earlier call
 }
 
 std::string Communicator::failure() const {
@@ -138,7 +138,7 @@ void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& mo
                text("number ", collectives_, " of group ", name_)});
 }
 
-// Both ends log a transfer alike; one from a rank to itself is not logged.
+// Logs a transfer, alike at both ends; one from a rank to itself is not logged.
 void Communicator::log_transfer(std::size_t n, ncclDataType_t type, int from, int to) {
     if (log_ == nullptr || from == to) return;
     const int peer = from == rank_ ? to : from;
@@ -242,7 +242,7 @@ void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t s
         send(in + piece, n, r, stream);
         receive(out + piece, n, r, stream);
     }
-    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // the piece for oneself does not travel
+    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // a rank's own piece does not travel
 }
 
 #define INSTANTIATE(T)                                                                      \

@@ -50,12 +50,12 @@ struct Traffic {
 // A rank's progress, for the watchdog: the last operation it issued, and its number in this communicator.
 struct CommProgress {
     std::uint64_t issued = 0;           // operations issued
-    std::uint64_t of_all = 0;           // of these, those of every rank of the group
-    std::uint64_t done = 0;             // of these, how many the host knows to be finished
+    std::uint64_t of_all = 0;           // operations issued that all ranks of the group take part in
+    std::uint64_t done = 0;             // operations issued that the host knows to be finished
     const char* operation = "";         // the last one issued; a literal
-    std::uint64_t issued_at = 0;        // when, in nanoseconds of a steady clock
-    const char* local_work = nullptr;   // that this rank does now while the others may wait for it; a literal
-    int micro_batch = -1, chunk = -1;   // of the last one, where about() named them
+    std::uint64_t issued_at = 0;        // its time, in nanoseconds of a steady clock
+    const char* local_work = nullptr;   // local work that this rank does now while others may wait for it; a literal
+    int micro_batch = -1, chunk = -1;   // belong to the last operation, where about() named them
 };
 
 // One call, as a tap sees it. `in` and `out` are device memory of `type`; `count` elements of `in`, or of `out` where
@@ -71,15 +71,15 @@ struct CommCall {
 
 class Communicator {
 public:
-    // The first communicator of the program: all ranks, who agree on `id` (make_unique_id on one of them).
-    // `multiprocessors`: the most that its operations take (NCCL's CTAs); 0: as NCCL chooses.
+    // Makes the first communicator of the program. Collective over all ranks, which agree on `id` (make_unique_id on
+    // one of them). `multiprocessors`: the most that its operations take (NCCL's CTAs); 0: as NCCL chooses.
     Communicator(const ncclUniqueId& id, int rank, int ranks, std::string name, int multiprocessors = 0);
-    // A part of `parent`: the ranks that give the same color, ordered by key. Collective over the parent; a rank that
-    // belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
+    // Splits `parent` into groups of the ranks that give the same color, ordered by key. Collective over the parent; a
+    // rank that belongs to no group gives color -1 and gets a communicator of size 0, on which nothing may be called.
     Communicator(const Communicator& parent, int color, int key, std::string name, int multiprocessors = 0);
-    // An end of a group that is only planned: it has its place and counts, but on a GPU nothing can be called on it;
-    // the stand-in notes calls on a device that only records (llmc/cuda_on_cpu/clock/record.h). `id`: the same for all
-    // ranks of the group, and for no other group.
+    // Makes one end of a group that is only planned: it has a rank, a size and traffic counts, but on a GPU nothing can
+    // be called on it; the stand-in notes calls on a device that only records (llmc/cuda_on_cpu/clock/record.h). `id`:
+    // the same for all ranks of the group, and for no other group.
     Communicator(int rank, int ranks, std::uint64_t id, std::string name, int multiprocessors = 0);
     ~Communicator();
     Communicator(const Communicator&) = delete;
@@ -97,12 +97,12 @@ public:
     }   // from any thread
     // Names what the next operation is about, for the watchdog.
     void about(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = chunk; }
-    // Before the host waits for all operations issued so far; after it has waited.
+    // Called before the host waits for all operations issued so far, and after it has waited.
     void note_waiting() { waited_for_ = issued_.load(); }
     void note_done() { done_ = waited_for_; }
     void note_all_done() { done_ = issued_.load(); }
 
-    // data[i] = over all ranks; counts are elements.
+    // Reduces data[i] over all ranks, in place. Counts are elements.
     template <class T>
     void all_reduce(T* data, std::size_t count, ReduceOp op, cudaStream_t stream);
     // `out` (count) = this rank's piece of the sum of all ranks' `in` (count x size). `out` may be in + rank x count.
@@ -111,7 +111,7 @@ public:
     // `out` (count x size) = all ranks' `in` (count) in rank order. `in` may be out + rank x count.
     template <class T>
     void all_gather(T* out, const T* in, std::size_t count, cudaStream_t stream);
-    // The root's data[i] = over all ranks; those of others stay.
+    // Reduces data[i] over all ranks into the root's data; the others' data stay as they are.
     template <class T>
     void reduce(T* data, std::size_t count, int root, cudaStream_t stream);
     template <class T>
@@ -144,7 +144,7 @@ public:
     // Calls made while a Group lives are started together when it ends.
     class Group {
     public:
-        // `any` of the communicators that are called in it.
+        // `any`: one of the communicators that are called in the group.
         explicit Group(const Communicator& any) : exceptions_(std::uncaught_exceptions()), log_(any.log_) {
             NCCL_CHECK(ncclGroupStart());
             if (stream_observer != nullptr) stream_observer->begin();
@@ -171,9 +171,11 @@ public:
     using Tap = std::function<void(const CommCall& call, const Make& make)>;
     void set_tap(Tap tap) { tap_ = std::move(tap); }
 
-    // From any thread: "" or what has gone wrong in the background, in words (a lost rank, a broken network).
+    // Returns "", or what has gone wrong in the background, in words (a lost rank, a broken network). Callable from any
+    // thread.
     std::string failure() const;
-    // Every call is logged from now on (collective_order.h). `members`: the world ranks of this group.
+    // Logs every call from now on into `log`, which must outlive it (collective_order.h). `members`: the world ranks of
+    // this group.
     void log_into(CollectiveLog& log, std::vector<int> members) {
         log_ = &log;
         members_ = std::move(members);
@@ -199,7 +201,7 @@ private:
     std::atomic<int> micro_batch_ = -1, chunk_ = -1;
     CollectiveLog* log_ = nullptr;
     std::vector<int> members_;
-    // Calls that were logged: collectives, which all ranks make, and transfers to and from each rank.
+    // Numbers of the calls logged so far: collectives, and transfers to and from each rank.
     std::uint64_t collectives_ = 0;
     std::vector<std::uint64_t> sent_, received_;
 };

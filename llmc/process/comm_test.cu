@@ -207,8 +207,8 @@ TEST_CASE("comm: a call refused inside a group is an Error, and another error on
 
 namespace {
 
-// What every rank holds after one call of each kind, of which a tap doubles what the chosen ones send or, of calls that
-// only receive, throws away what comes.
+// Returns what every rank holds after one call of each kind. A tap doubles what the chosen calls send or, for calls
+// that only receive, throws away what comes.
 std::string results_with_damage(TestRank& me, const std::string& damaged) {
     const std::size_t n = 8, all = 2 * n;
     DeviceBuffer<float> elsewhere = me.arena.allocate<float>("test/elsewhere", all);

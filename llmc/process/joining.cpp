@@ -19,7 +19,8 @@ constexpr const char* kAllHaveCome = "all have come";
 
 std::string answer_of(const Joining& own) { return "rank 0 " + own.word; }
 
-// Rank 0's side: handshakes pending connections at once; drops unknown peers, who may send anything, slowly or never.
+// Accepts ranks on rank 0: handles many handshakes at once; drops unknown peers, who may send anything, slowly or
+// never.
 class Joined {
 public:
     Joined(ListeningSocket& listener, const Joining& own)
@@ -64,7 +65,7 @@ public:
 private:
     static constexpr std::size_t most_unknown = 200;
     static constexpr double unknown_seconds = 5;
-    static constexpr std::uint32_t longest_bytes = 4096;   // of the message by which a rank says who it is
+    static constexpr std::uint32_t longest_bytes = 4096;   // limit of a rank's first message
 
     struct Pending {
         Socket socket;
@@ -78,7 +79,7 @@ private:
         for (std::size_t i = 0; i < most_unknown; i++) {
             std::optional<Socket> socket = listener_.accept(0);
             if (!socket) {
-                // nobody else has connected, or no descriptor is left
+                // no more connections, or no descriptor is left
                 if ((errno != EMFILE && errno != ENFILE) || !drop_oldest_unknown()) return;
                 continue;
             }
@@ -93,13 +94,14 @@ private:
         return true;
     }
 
-    // Whether the handshake goes on; else the peer has joined, is refused, or is unknown.
+    // Handles a message of the handshake. Returns true if it goes on; else the peer has joined, is refused, or is
+    // unknown.
     bool take_message(Pending& peer, const std::string& message) {
         if (peer.rank > 0) {
             if (message == kConfirmed && may_join(peer.socket, peer.rank, own_.ranks)) {
                 sockets_[static_cast<std::size_t>(peer.rank)] = std::move(peer.socket);
             }
-            return false;   // else its rank has given it up
+            return false;   // if not, its rank has given up on this connection
         }
         int rank = 0, of = 0, end = 0;
         if (std::sscanf(message.c_str(), "train_gpt rank %d of %d %n", &rank, &of, &end) != 2 || end == 0) return false;
@@ -127,7 +129,7 @@ private:
     std::vector<Pending> pending_;   // the oldest first
 };
 
-// `said`: rank 0's words; none: its connection is lost.
+// Throws what rank 0 has answered. `said`: rank 0's words; none: its connection is lost.
 [[noreturn]] void refused(const Joining& own, const std::optional<std::string>& said) {
     if (!said) {
         throw Error(ErrorKind::resumable, "lost the connection to rank 0 at start-up",

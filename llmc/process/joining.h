@@ -11,26 +11,27 @@
 
 #include "llmc/process/sockets.h"
 
-// How a rank joins the others.
+// Settings by which a rank joins the others.
 struct Joining {
     int rank = 0, ranks = 1;
     std::string word = {};
     double seconds = 120;            // limit
-    bool address_is_given = false;   // by the user: who refuses there is rank 0, and not a machine of the same address
+    bool address_is_given = false;   // by the user: a refusal there comes from rank 0, not from a stranger
 };
 
-// Rank 0's side: connections by rank; [0] is of no use. Error(no_device) naming the ranks that have not joined in time.
+// Accepts all other ranks, on rank 0. Returns connections by rank; [0] is not open. Error(no_device) naming the ranks
+// that have not joined in time.
 std::vector<Socket> accept_ranks(ListeningSocket& listener, const Joining& own);
 
-// Another rank's side: the first of the hosts at which rank 0 is. nullopt where it is at none within `seconds`.
+// Connects to rank 0, at the first of the hosts where it is. nullopt where it is at none within `seconds`.
 // Error(no_device) where it refuses, or has waited for others in vain; Error(resumable) where it is lost.
 std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own, double seconds);
 Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own);   // Error(no_device): at none
 
-// Where rank 0 listens, as a line for the other ranks, who get it by a file or by another rendezvous.
+// Returns the line by which other ranks find the listener of rank 0. They get it by a file or by another rendezvous.
 std::string invitation_to(const ListeningSocket& listener, const std::string& word, bool on_one_host);
 struct Invitation {
-    int port = 0;   // 0: the line is not one
+    int port = 0;   // 0: the line was no invitation
     std::string word;
     std::vector<std::string> hosts;   // localhost, or addresses in digits: other names may not resolve
 };

@@ -19,7 +19,7 @@ public:
         data_.zero(stream);
     }
 
-    // Of a message one way.
+    // Returns the seconds of a message one way.
     double message(int peer, std::size_t count, int repeats) {
         auto there_and_back = [&] {
             Communicator& all = *world_.all();
@@ -35,7 +35,7 @@ public:
     }
 
 private:
-    // The first time brings the ranks together, and is not counted.
+    // Returns the seconds of one work(). A first one, not counted, brings the ranks together.
     template <class Work>
     double timed(Work&& work, int repeats) {
         wait_for(work, 1);
@@ -59,7 +59,7 @@ private:
 }   // namespace
 
 int partner_of(int rank, int ranks, int round) {
-    const int last = link_rounds(ranks);   // odd; where the number of ranks is odd, nobody has this number
+    const int last = link_rounds(ranks);   // odd; with an odd number of ranks, no rank has this number
     auto other = [&](int i) { return ((round - i) % last + last) % last; };
     int partner = last;
     if (rank < last) {
@@ -82,7 +82,7 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
         if (peer < 0) continue;
         const double latency = measurement.message(peer, small, small_repeats);
         const double large_one = measurement.message(peer, large, large_repeats);
-        if (world.rank() > peer) continue;   // one of them tells
+        if (world.rank() > peer) continue;   // the lower rank reports
         add(text("ranks ", world.rank(), " and ", peer), latency, large * sizeof(float) / large_one);
     }
     for (const Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {

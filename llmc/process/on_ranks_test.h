@@ -36,7 +36,8 @@ inline bool ranks_are_threads() {
     return stand_in_own_device != nullptr && (asked == nullptr || std::string(asked) != "processes");
 }
 
-// What the body of a test works with on one rank. Failed requirements are thrown, and end up in the test's own thread.
+// Holds what the body of a test works with on one rank. Failed requirements are thrown, and end up in the test's own
+// thread.
 struct TestRank {
     World& world;
     Communicator& all;
@@ -72,7 +73,7 @@ using RankBody = std::function<void(TestRank&)>;
 
 namespace on_ranks_detail {
 
-// "" or what the body threw.
+// Returns "" or what the body threw.
 inline std::string run(World& world, const RankBody& body) {
     try {
         TestRank rank(world);
@@ -83,7 +84,7 @@ inline std::string run(World& world, const RankBody& body) {
     }
 }
 
-// Where threads tell each other texts.
+// Exchanges texts between threads.
 class ThreadRendezvous : public Rendezvous {
 public:
     struct Table {
@@ -158,7 +159,7 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
 // The processes that the launcher started, kept for all tests. When one of them fails, the others end as well.
 struct Launched {
     Startup startup;
-    std::vector<std::unique_ptr<TemporaryFolder>> folders;   // of rank 0; go after the others have ended their tests
+    std::vector<std::unique_ptr<TemporaryFolder>> folders;   // made by rank 0; removed after the others have ended
     Watchdog watchdog;
     Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.place, {}) {
         open_device(startup.place.local_rank);
@@ -170,11 +171,11 @@ inline Launched& launched() {
 }
 
 inline void leave(const std::string& error) {
-    std::cout.flush();   // what the test has said: no destructor will
+    std::cout.flush();   // the test's output: no destructor will
     launched().watchdog.leave(std::runtime_error(error));
 }
 
-// Whether enough processes were started.
+// Returns true if enough processes were started.
 inline bool can_run(const MeshShape& mesh) {
     if (ranks_are_threads() || mesh.size() <= launched().startup.place.ranks) return true;
     MESSAGE("passed over: needs scripts/launch.sh -n " << mesh.size());
@@ -216,12 +217,12 @@ inline bool on_ranks(const MeshShape& mesh, const RankBody& body) {
 }
 inline bool on_ranks(int ranks, const RankBody& body) { return on_ranks(MeshShape{1, ranks, 1, 1}, body); }
 
-// What the process of rank 0 says; all have come so far when this returns.
+// Returns the text of the process of rank 0. Collective: all have come so far when this returns.
 inline std::string from_first_process(const std::string& own) {
     return ranks_are_threads() ? own : on_ranks_detail::launched().startup.rendezvous->from_rank_0(own);
 }
 
-// `work` of one process alone: rank 0's. The others wait for its end.
+// Runs `work` in one process alone: rank 0's. The others wait for its end.
 inline void in_first_process(const std::function<void()>& work) {
     if (ranks_are_threads()) return work();
     try {

@@ -234,7 +234,7 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
     // A host that answers nothing, or whose answer is lost, is asked anew; one that refuses may just not listen yet.
     constexpr double patience = 2, pause = 0.05;
     const double deadline = steady_seconds() + timeout_seconds;
-    std::set<std::string> wrong;   // those that were not the right ones, until all have been tried
+    std::set<std::string> wrong;   // addresses where `greet` returned false, until all have been tried
     do {
         std::vector<Address> addresses;
         for (const std::string& host : hosts) {

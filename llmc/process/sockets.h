@@ -20,7 +20,7 @@ public:
     bool is_open() const { return fd_ >= 0; }
     int fd() const { return fd_; }
     void close();
-    std::string peer_address() const;   // of the other end, in digits
+    std::string peer_address() const;   // address of the other end, in digits
 
     // A text of any length, as a frame. False when the connection is lost (or, for receive, nothing whole came in time;
     // `timed_out` tells which).
@@ -65,5 +65,6 @@ std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int 
                                      const std::function<bool(Socket&)>& greet = {});
 
 std::string own_host_name();   // for messages; others may not be able to resolve it
-// What two processes share exactly if they reach each other by loopback: host name, boot and network namespace.
+// Returns a text that two processes share exactly if they reach each other by loopback: host name, boot and network
+// namespace.
 std::string own_host_identity();

@@ -228,7 +228,7 @@ std::string run_secret() {
         return std::string(found != nullptr ? found : "");
     };
     if (const std::string given = value("TRAIN_GPT_SECRET"); !given.empty()) return given;
-    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"));   // of all its steps
+    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"));   // shared by all steps of the job
     return value("TORCHELASTIC_RUN_ID");
 }
 

@@ -31,7 +31,7 @@ struct StartupOptions {
     double timeout_seconds = 120;   // how long to wait for peers
 };
 
-inline constexpr int kDefaultPort = 29500;   // of --init tcp, where the address has none
+inline constexpr int kDefaultPort = 29500;   // used by --init tcp where the address has none
 
 struct ProcessPlace {
     int rank = 0, ranks = 1;
@@ -65,7 +65,7 @@ struct Startup {
     ProcessPlace place;
 };
 
-// What all ranks of this run know, and others do not; empty: the environment says nothing.
+// Returns a text that all ranks of this run know, and others do not; empty: the environment has none.
 std::string run_secret();
 
 // Joins the other processes. Local ranks that the environment does not give are counted by host (own_host_identity).
@@ -76,7 +76,7 @@ Startup start_up(const StartupOptions& options);
 // This process's rank, before it has met anyone: for messages.
 int own_rank(const StartupOptions& options);
 
-// What the environment says: (rank, ranks, local rank, local ranks), -1 where it says nothing. For tests and messages.
+// Ranks that the environment gives, -1 where it gives none. For tests and messages.
 struct LaunchEnvironment {
     int rank = -1, ranks = -1, local_rank = -1, local_ranks = -1;
     const char* launcher = "";   // "mpirun", "srun", "torchrun" or ""

@@ -21,7 +21,7 @@ namespace {
 
 bool is_under_way(Activity activity) { return activity == Activity::waits || activity == Activity::has_asked; }
 
-// What is known of a rank at the other end of a connection.
+// State of a rank at the other end of a connection.
 struct Peer {
     Socket socket;
     std::string host;
@@ -121,7 +121,7 @@ struct Watchdog::Impl {
         }
     }
 
-    // Where this rank is now, the latest operation first.
+    // Sets `own` to this rank's progress; its words name the latest operation first.
     void look_at_own_place() {
         bool waits = false;
         std::string local_work;
@@ -291,7 +291,8 @@ struct Watchdog::Impl {
         return found;
     }
 
-    // What NCCL itself has noticed. A lost rank is better told by its own connection, so that gets some time first.
+    // Ends the run if NCCL keeps reporting an error. A lost rank is told better by its own connection, so that gets
+    // some time first.
     void look_for_failure() {
         std::string found;
         {
@@ -420,7 +421,7 @@ struct Watchdog::Impl {
 
     ProcessPlace place;
     WatchdogOptions options;
-    const std::atomic<bool>* host_is_waiting = &host_waits;   // of the thread that makes the watchdog, which trains
+    const std::atomic<bool>* host_is_waiting = &host_waits;   // flag of the thread that makes the watchdog and trains
     std::vector<Peer> peers;                                  // by rank on rank 0; elsewhere only [0], which is rank 0
     std::thread thread;
     std::atomic<bool> leaving = false, is_aborted = false;
@@ -433,7 +434,7 @@ struct Watchdog::Impl {
     mutable std::mutex mutex;                // guards the next three
     std::string reason, suspected;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
-    // of the thread alone
+    // used by the watchdog's thread only
     Place own;
     std::uint64_t seen_own_progress = 0;
     double clock = 0, listened_at = 0;   // seconds; see advance_clock

@@ -90,7 +90,7 @@ std::vector<int> World::everyone() const {
     return everyone;
 }
 
-// Groups are known by their names and their first members: no two of one name share a rank.
+// Makes a planned group. It is known by its name and its first member: no two groups of one name share a rank.
 std::unique_ptr<Communicator> World::planned(const std::string& name, const std::vector<int>& members, int sms) {
     planned_groups_[name] = members;
     const auto own = std::find(members.begin(), members.end(), rank());

@@ -19,7 +19,7 @@ std::size_t two_bytes(char first, char second) {
 bool is_space(std::uint32_t code) { return CharTable::get()[code] == CharClass::space; }
 bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// The character that begins at a byte, or ends before it; none where the text ends there, or is not UTF-8.
+// Return the character that begins at a byte, or ends before it; none where the text ends there, or is not UTF-8.
 std::optional<Utf8Char> character_at(std::string_view text, std::size_t at) {
     if (at >= text.size() || valid_utf8_prefix(text.substr(at, 4)) == 0) return std::nullopt;
     return decode_utf8(text.data() + at);
@@ -83,8 +83,8 @@ std::size_t TokenFinder::next_pair(std::string_view text, std::size_t at) const 
     return at;
 }
 
-// The longest token that the text begins with. In sorted order it stands before the text, and behind it only tokens
-// that share more with the text than they have in common with all of it.
+// Returns the longest token that the text begins with. In sorted order it stands before the text, and behind it only
+// tokens that share more with the text than they have in common with all of it.
 const TokenFinder::Token* TokenFinder::longest_at(std::string_view text) const {
     while (!text.empty()) {
         const auto behind = std::ranges::upper_bound(sorted_, text, {},

@@ -16,10 +16,10 @@
 
 #include "llmc/tokenizer/tokenizer.h"
 
-// Some tokens, by their bytes.
+// Finds some tokens in text, by their bytes.
 class TokenFinder {
 public:
-    // Of equal ones the first stays.
+    // Adds a token; of equal ones the first stays.
     void add(std::string bytes, std::uint32_t id) { sorted_.emplace_back(std::move(bytes), id); }
     void finish();   // after the last add()
     bool empty() const { return sorted_.empty(); }
@@ -28,7 +28,7 @@ public:
         std::size_t begin, end;
         std::uint32_t id;
     };
-    // The first one in the text from `from` on, the longest where several begin.
+    // Returns the first token in the text from `from` on, the longest where several begin there.
     std::optional<Found> first(std::string_view text, std::size_t from) const;
 
 private:
@@ -45,21 +45,24 @@ private:
 
 class AddedTokens {
 public:
-    // Throws Error usage where a token needs a normal form that this build does not have. `data` must outlive it.
+    // Collects the added tokens of `data`, which must outlive it. Error(usage) where a token needs a normal form that
+    // this build lacks.
     explicit AddedTokens(const TokenizerData& data);
 
     enum class Form { as_is, normal };
-    // Some token can become an id: any, or where special ones are text like any other, one that is not special.
+    // Returns true if some token can become an id: any, or where special ones are text like any other, one that is not
+    // special.
     bool found_with(SpecialText special, Form form) const;
     bool found_with(SpecialText special) const {
         return found_with(special, Form::as_is) || found_with(special, Form::normal);
     }
-    // Hands each token (its id and where it begins) and the texts between them over, in their order. Special tokens
-    // that are text like any other are in these.
+    // Hands over each token (its id and where it begins) and the texts between them, in their order. Special tokens
+    // that count as text are part of these texts.
     void split(std::string_view text, Form form, SpecialText special,
                const std::function<void(std::uint32_t id, std::size_t begin)>& token,
                const std::function<void(std::size_t begin, std::size_t end)>& between) const;
-    // Whether a text can be cut before any ASCII white space that follows another character, and has the same tokens.
+    // Returns true if a text can be cut before any ASCII white space that follows another character, and keeps its
+    // tokens.
     bool stay_whole_before_space() const;
 
 private:

@@ -1,4 +1,4 @@
-// Encoder: between added tokens (added_tokens.h), bytes that are not UTF-8; the rest is done by pieces.h.
+// Finds added tokens (added_tokens.h) and bytes that are not UTF-8; pieces.h encodes what lies between them.
 
 #include <algorithm>
 #include <string>
@@ -18,7 +18,7 @@ constexpr std::size_t max_text_bytes = 0xffffff00u;   // offsets within a text a
 
 using Ids = std::vector<std::uint32_t>;
 
-// Bytes from the beginning of the text up to the next valid character.
+// Returns the bytes from the beginning of the text up to the next valid character.
 std::size_t ill_formed_run(std::string_view text) {
     std::size_t bad = 0;
     while (bad < text.size() && valid_utf8_prefix(text.substr(bad, 4)) == 0) {
@@ -105,7 +105,7 @@ void Encoder::State::encode_document(std::string_view text, Ids& ids) {
         [&](std::size_t begin, std::size_t end) { encode_between(text.substr(begin, end - begin), begin, ids); });
 }
 
-// A text without tokens that are found as they are; `begin`: where it begins in the document.
+// Encodes a text without tokens that are found as they are; `begin`: where it begins in the document.
 void Encoder::State::encode_between(std::string_view text, std::size_t begin, Ids& ids) {
     std::string storage;
     text = normal_form(text, storage);
@@ -129,7 +129,7 @@ void Encoder::State::take(std::uint32_t id, std::size_t at, Ids& ids) const {
     ids.push_back(id);
 }
 
-// A text in normal form, without added tokens.
+// Encodes a text in normal form, without added tokens.
 void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
     std::size_t valid = valid_utf8_prefix(text);
     if (valid == text.size()) {
@@ -146,7 +146,7 @@ void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
     }
 }
 
-// Runs of ill-formed bytes are pieces of their own.
+// Encodes runs of ill-formed bytes as pieces of their own.
 void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
     while (!text.empty()) {
         std::size_t valid = valid_utf8_prefix(text);
@@ -158,7 +158,7 @@ void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
     }
 }
 
-// What tiktoken's _encode_bytes does: the valid beginning is encoded, then the tokens of its last piece (with all
+// Encodes as tiktoken's _encode_bytes does: the valid beginning is encoded, then the tokens of its last piece (with all
 // tokens of white space before it, when it is white space) are taken back, and their bytes and the whole rest are one
 // piece.
 void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids) {
@@ -180,7 +180,7 @@ void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t val
     model.encode(text.substr(valid - taken_bytes), scratch, ids);
 }
 
-// How many ids the last piece of a text has.
+// Returns how many ids the last piece of a text has.
 std::size_t Encoder::State::last_piece_ids(std::string_view text) {
     std::uint32_t ends[split_capacity], begin = 0, last_end = 0;
     splitter->begin(text);

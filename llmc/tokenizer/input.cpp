@@ -19,15 +19,15 @@ constexpr std::size_t max_part_bytes = 8 << 20;
 // Patterns about which nothing is known need the whole document; a line of JSON must fit too.
 constexpr std::size_t max_whole_bytes = 1 << 28;
 
-// In bytes, as it is stored; nothing for what has no size (standard input, a pipe), or is not there, which opening it
-// will tell.
+// Returns the bytes of a file as stored; none for what has no size (standard input, a pipe), or is not there, which
+// opening it will report.
 std::optional<std::uint64_t> stored_size(const std::string& name) {
     std::error_code problem;
     if (name == "-" || !fs::is_regular_file(name, problem)) return std::nullopt;
     const std::uint64_t size = fs::file_size(name, problem);
     return problem ? std::nullopt : std::optional(size);
 }
-// As what it holds; nothing for what is compressed too.
+// Returns the bytes of a file's content; none for compressed files too.
 std::optional<std::uint64_t> size_of(const std::string& name) {
     return uncompressed_name(name) == name ? stored_size(name) : std::nullopt;
 }
@@ -60,7 +60,7 @@ struct DocumentReader::State {
         first_object = true;
     }
 
-    // Opens the file at hand again, at a place where a batch had ended.
+    // Opens the current file again, at a place where a batch had ended.
     void open_at(const InputPosition& position) {
         open_file();
         first_object = position.offset == offset;
@@ -74,7 +74,7 @@ struct DocumentReader::State {
 
     bool json() const { return kind != InputKind::text; }
 
-    // What was read and not yet handed out.
+    // Returns what was read and not yet handed out.
     std::string_view pending() const { return std::string_view(buffer).substr(head); }
 
     // Reads until so many bytes are pending or the file ends.
@@ -116,7 +116,7 @@ struct DocumentReader::State {
         head += count;
     }
 
-    // True when a document of so many bytes is beyond the limit; then nothing more is read.
+    // Returns true when a document of so many bytes is beyond the limit; then nothing more is read.
     bool over_limit(std::uint64_t document_bytes) {
         if (read_bytes + document_bytes <= options.max_bytes) return false;
         finished = true;
@@ -133,7 +133,7 @@ struct DocumentReader::State {
     struct Span {
         std::size_t begin, count;
     };
-    // What of a text that ends with a delimiter of so many bytes is the document; nothing: a blank line.
+    // Returns the document in a text that ends with a delimiter of so many bytes; empty: a blank line.
     Span document_within(std::string_view text, std::size_t delimiter_bytes) const {
         if (json() || !options.keep_separator) text.remove_suffix(delimiter_bytes);
         if (!json() && !options.strip) return {0, text.size()};
@@ -146,16 +146,16 @@ struct DocumentReader::State {
     const InputOptions& options;
     DocumentCuts cuts;
     std::size_t file = 0;
-    std::unique_ptr<ByteStream> stream;   // of the file at hand
+    std::unique_ptr<ByteStream> stream;   // the current file
     InputKind kind = InputKind::text;
     bool end_of_file = false, in_document = false, finished = false;
-    bool first_object = true;   // of a list: none has been handed out
+    bool first_object = true;   // no object of a list has been handed out
     std::string buffer;         // the pending bytes begin at `head`
     std::size_t head = 0;
-    std::uint64_t offset = 0, line = 1;   // of the first pending byte in the file; lines are counted of JSON alone
+    std::uint64_t offset = 0, line = 1;   // place of the first pending byte; lines are counted of JSON alone
     std::uint64_t read_bytes = 0, documents = 0;
     bool known_total = true, compressed = false;
-    std::vector<std::uint64_t> stored_before{0};   // bytes of all files before each, and of all
+    std::vector<std::uint64_t> stored_before{0};   // bytes of all files before each; last: of all
 };
 
 bool DocumentReader::State::next(InputBatch& batch) {
@@ -184,12 +184,12 @@ bool DocumentReader::State::next(InputBatch& batch) {
     return !batch.parts.empty();
 }
 
-// The next part of a document that is a whole file; true.
+// Hands out the next part of a document that is a whole file; returns true.
 bool DocumentReader::State::text_part(InputBatch& batch) {
     std::size_t wanted = batch_bytes;
     while (true) {
         fill(wanted + 1);                                          // one more, to know whether the file ends here
-        if (read_bytes + pending().size() > options.max_bytes) {   // of a document whose size was not known before
+        if (read_bytes + pending().size() > options.max_bytes) {   // its size was not known before
             std::size_t count = options.max_bytes - read_bytes;
             for (int i = 0; i < 3 && count > 0 && (static_cast<unsigned char>(pending()[count]) & 0xc0) == 0x80; i++)
                 count--;
@@ -209,7 +209,7 @@ bool DocumentReader::State::text_part(InputBatch& batch) {
     }
 }
 
-// Where to cut `pending`, which is not the end of its document; 0: more of it is needed.
+// Returns where to cut pending(), which does not reach the end of its document; 0: more of it is needed.
 std::size_t DocumentReader::State::cut_of_pending() const {
     if (cuts.anywhere) return pending().size();
     bool whole_needed = cuts.pattern.rule == SplitRule::regex || cuts.pattern.rule == SplitRule::none;
@@ -228,7 +228,7 @@ std::size_t DocumentReader::State::cut_of_pending() const {
     return cut;
 }
 
-// Lines of JSON, or documents between separators; false when the limit is reached. One that is longer than
+// Hands out lines of JSON, or documents between separators; false when the limit is reached. A document of more than
 // max_whole_bytes is an error.
 bool DocumentReader::State::delimited_documents(InputBatch& batch) {
     const std::string_view delimiter = json() ? std::string_view("\n") : options.separator;
@@ -262,7 +262,7 @@ bool DocumentReader::State::delimited_documents(InputBatch& batch) {
     }
 }
 
-// The objects of a list; false when the limit is reached.
+// Hands out the objects of a list; false when the limit is reached.
 bool DocumentReader::State::list_objects(InputBatch& batch) {
     while (batch.bytes.size() < batch_bytes) {
         pass_over_white();
@@ -293,7 +293,7 @@ bool DocumentReader::State::list_objects(InputBatch& batch) {
     return true;
 }
 
-// Between the objects of a list.
+// Passes over white space between the objects of a list.
 void DocumentReader::State::pass_over_white() {
     do {
         if (pending().empty()) fill(batch_bytes);

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The files of one folder and those below it.
+// Collects the files of one folder and those below it.
 class Walk {
 public:
     explicit Walk(InputFiles& into) : into_(into) {}
@@ -56,7 +56,7 @@ private:
         }
     }
 
-    // False where this folder was read, under whatever name: so a loop of links ends.
+    // Returns false if this folder was read before, under whatever name: so a loop of links ends.
     bool is_new(const std::string& folder) {
         struct stat info {};
         if (::stat(folder.c_str(), &info) != 0) fail(folder, std::strerror(errno));

@@ -1,4 +1,4 @@
-// Which files the inputs are: a folder stands for the files below it.
+// Lists the files that the inputs name: a folder stands for the files below it.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-// What folders hold that is no input, counted by why it is not ("hidden"); a folder counts once.
+// Counts what folders hold that is no input, by the reason ("hidden"); a folder counts once.
 class PassedOver {
 public:
     void add(const std::string& why, const std::string& path);
     void add(const PassedOver& later);
 
-    // "3 hidden (the first: a/.git); 1 leading nowhere (a/b)"; empty where nothing was passed over.
+    // Returns "3 hidden (the first: a/.git); 1 leading nowhere (a/b)"; empty where nothing was passed over.
     std::string summary() const;
 
 private:

@@ -40,7 +40,7 @@ bool is_json(const std::string& name, std::string_view beginning) {
     return may_be && begins_as_json(beginning);
 }
 
-// Error(bad_data) of bytes that have NULs, or the mark of what has none.
+// Throws Error(bad_data) for bytes that have NULs, or the mark of a format without text.
 void check_text(const std::string& name, std::string_view beginning) {
     static constexpr std::pair<std::string_view, const char*> marks[] = {
         {"\x1f\x8b", "compressed by gzip, without .gz in its name"},

@@ -1,4 +1,4 @@
-// What a file of the input is, by its name and its first bytes.
+// Tells what a file of the input is, by its name and its first bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ enum class InputFormat { automatic, text, jsonl };
 // A list is one JSON array of objects, in however many lines.
 enum class InputKind { text, json_lines, json_list };
 
-// Bytes of a file, from its beginning, that are enough to know.
+// Bytes at the beginning of a file that are enough to tell its kind.
 inline constexpr std::size_t kind_bytes = 4096;
 
-// `beginning`: the first kind_bytes of what the file holds, uncompressed, or all where there are fewer. With
-// InputFormat::automatic JSON lines are files
+// Returns the kind of a file. `beginning`: the first kind_bytes of its content, uncompressed, or all where there are
+// fewer. With InputFormat::automatic JSON lines are files
 //   - with the suffix .jsonl, .ndjson, .jl or .jsonlines, before .gz or .zst, in upper or lower case;
 //   - with the suffix .json or .txt, or without one (standard input too), that begin with an object or a list of
 //     objects: with a brace and a quote, or a bracket and these, white space aside (but an object whose first line is a

@@ -62,7 +62,7 @@ TEST_CASE("input: what a file is, by its content") {
             CHECK_MESSAGE(kind(name, text) == InputKind::text, name, text);
         }
     }
-    for (const char* name : {"a.py", "a.md", "b.json/a.html"}) {   // what programs write in is not looked at
+    for (const char* name : {"a.py", "a.md", "b.json/a.html"}) {   // by suffix, whatever they contain
         CHECK_MESSAGE(kind(name, "{\"a\": 1}") == InputKind::text, name);
     }
     CHECK_THROWS_WITH_AS(kind("a.json", "\x1f\x8b"), doctest::Contains("a.json: this is not text: compressed"), Error);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int max_depth = 256;
 
-// A cursor over the line. Functions throw what is wrong, as a literal, with the cursor where it is wrong.
+// Scans the line with a cursor. Functions throw what is wrong, as a literal, with the cursor where it is wrong.
 class Scanner {
 public:
     explicit Scanner(std::string_view line) : line_(line) {}
@@ -52,7 +52,7 @@ private:
 
     char here() const { return at_ < line_.size() ? line_[at_] : '\0'; }
 
-    // What the value at the cursor is, by its first byte.
+    // Returns the kind of the value at the cursor, by its first byte.
     const char* kind_here() const {
         switch (here()) {
             case '{': return "an object";
@@ -72,7 +72,7 @@ private:
 
     void skip_space() { at_ = std::min(line_.find_first_not_of(" \t\r\n", at_), line_.size()); }
 
-    // The members of an object or the elements of a list, with both brackets.
+    // Passes over the members of an object or the elements of a list, with both brackets; calls entry() at each.
     template <class Entry>
     void entries(char close, Entry entry) {
         at_++;
@@ -93,7 +93,7 @@ private:
         skip_space();
     }
 
-    // A string, appended to `out` when that is not null.
+    // Reads a string, and appends it to `out` when that is not null.
     void string(std::string* out) {
         if (!take('"')) throw "expected a string";
         while (true) {
@@ -196,7 +196,7 @@ JsonField find_json_string(std::string_view line, std::string_view name, std::st
 std::size_t ObjectEnd::find(std::string_view text) {
     while (at_ < text.size()) {
         const char c = text[at_];
-        if (in_string_ && c == '\\' && at_ + 1 == text.size()) break;   // what it escapes is still to come
+        if (in_string_ && c == '\\' && at_ + 1 == text.size()) break;   // the escaped character is still to come
         at_ += in_string_ && c == '\\' ? 2 : 1;
         if (c == '"') in_string_ = !in_string_;
         if (in_string_) continue;

@@ -1,4 +1,4 @@
-// One field of one JSON line: {"id": 7, "text": "Once upon a time\n"} -> "Once upon a time\n".
+// Reads one field of one JSON line: {"id": 7, "text": "Once upon a time\n"} -> "Once upon a time\n".
 //
 // A scanner for exactly this, several times faster than building a document. The whole line is checked, so a broken
 // line is reported and never half used. Not simdjson: it refuses bytes that are not UTF-8, which --invalid-utf8 decides
@@ -13,9 +13,9 @@
 
 struct JsonField {
     bool found = false;
-    const char* other = nullptr;   // what the field holds where that is no string ("null", "a number"); null: no field
-    std::size_t error_at = 0;      // where the line is not JSON, with...
-    const char* error = nullptr;   // ...what is wrong there; null: nothing
+    const char* other = nullptr;   // kind of a value that is no string ("null", "a number"); null: no such field
+    std::size_t error_at = 0;      // place where the line is not JSON
+    const char* error = nullptr;   // message about it; null: the line is JSON
 };
 
 // Looks for the string field `name` at the top level of the object `line`; writes its value, in UTF-8, to `value` (the
@@ -26,8 +26,8 @@ JsonField find_json_string(std::string_view line, std::string_view name, std::st
 // Finds where an object ends, in bytes that come piece by piece.
 class ObjectEnd {
 public:
-    // The place behind the object that begins with the first byte of `text`; npos: it does not end here. Then the next
-    // call gets a longer text that begins the same. Whether all within is JSON is for others to say.
+    // Returns the place behind the object that begins with the first byte of `text`; npos: it does not end here. Then
+    // the next call gets a longer text that begins the same. Does not check that the object is JSON.
     std::size_t find(std::string_view text);
 
 private:
@@ -35,7 +35,7 @@ private:
     bool in_string_ = false;
 };
 
-// Where an object begins, for messages.
+// Place where an object begins, for messages.
 struct JsonPlace {
     const std::string& file;
     std::uint64_t line = 0, offset = 0;   // counted from 1, and in bytes
@@ -49,7 +49,7 @@ struct SkippedLines {
     void add(const SkippedLines& later);
 };
 
-// The same for an object of a file: the value. Error(bad_data) where there is none; with `skipped` that is counted
-// there instead, and nothing returned.
+// Finds the string field `name` of an object that begins at `place` of a file, as find_json_string does.
+// Error(bad_data) where there is none; with `skipped` it is counted there instead, and nothing returned.
 std::optional<std::string_view> json_text(std::string_view line, const std::string& name, std::string& value,
                                           const JsonPlace& place, SkippedLines* skipped);

@@ -1,4 +1,4 @@
-// Threads that take work in order and deliver results in order.
+// Runs threads that take work in order and deliver results in order.
 //
 // Each thread repeats: take the next item (one thread at a time), process it (all at once), deliver. Results are
 // delivered strictly in the order the items were taken, by whichever thread completes the sequence; a thread that is
@@ -19,8 +19,8 @@ class InOrder {
 public:
     explicit InOrder(int threads) : threads_(threads) {}
 
-    // take(result) -> bool: fills what is to be done, false when there is nothing left;
-    // process(result, thread): concurrently, thread in [0, threads);   deliver(result): in order.
+    // Calls take(result) -> bool, which fills what is to be done, false when there is nothing left; process(result,
+    // thread), on all threads at once, thread in [0, threads); and deliver(result), in order.
     template <class Take, class Process, class Deliver>
     void run(Take take, Process process, Deliver deliver) {
         auto work = [&](int thread) {

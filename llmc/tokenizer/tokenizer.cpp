@@ -38,7 +38,7 @@ void check(const TokenizerData& data) {
     if (byte >= 0) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
 }
 
-// GPT-2 published two files; the second holds nothing that the first does not imply.
+// Loads GPT-2's vocab.bpe; encoder.json beside it holds nothing that this does not imply, and is only checked.
 TokenizerData load_gpt2(const std::string& path) {
     TokenizerData data = parse_gpt2_merges(read_whole(real_files(), path), path);
     std::string ids_path = path;
@@ -59,7 +59,8 @@ TokenizerData parse_file(const std::string& path) {
     return parse_tiktoken_ranks(content, path);
 }
 
-// Its name is that of the file, or of the next folder above that is not called tokenizer like any other.
+// Loads a file. The tokenizer's name is that of the file, or of the next folder above that is not called tokenizer like
+// any other.
 TokenizerData load_file(const std::string& path) {
     TokenizerData data = parse_file(path);
     fs::path place = fs::absolute(path).lexically_normal();

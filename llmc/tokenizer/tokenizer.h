@@ -42,19 +42,19 @@ struct AddedTokenRules {
     bool operator==(const AddedTokenRules&) const = default;
 };
 
-// What the file formats read and write.
+// Content of a tokenizer's files, whatever their format.
 struct TokenizerData {
     std::string name;
     std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
     std::vector<std::uint8_t> is_special;   // per id: an added token, 1 special, 2 not: text always becomes that token
-    std::map<std::uint32_t, AddedTokenRules> rules;   // of added tokens that have some
+    std::map<std::uint32_t, AddedTokenRules> rules;   // rules of the added tokens that have some
     std::uint32_t end_of_text = 0;                    // the token in front of every document
     bool can_encode = true;                           // false: a bare list of tokens, fit to decode only
     SplitPattern pattern;
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
-    std::string post_processor = "null";   // of a tokenizer.json: what is put around a text; `front` has its beginning
+    std::string post_processor = "null";   // tokenizer.json's, which adds ids around a text; `front` has the first ones
     std::vector<std::uint32_t> front;      // the ids that it puts in front of a text
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
@@ -69,20 +69,21 @@ class Tokenizer {
 public:
     explicit Tokenizer(TokenizerData data);   // checked: every byte has a token, ids in range; else Error bad_data
 
-    // Every byte is its own id; 256 is end-of-text; vocabulary 257.
+    // Returns the tokenizer of bytes: every byte is its own id; 256 is end-of-text; vocabulary 257.
     static Tokenizer bytes();
-    // From "bytes", a file of a known format (files.h), or a folder that holds one (a prepared corpus, a
-    // checkpoint). Throws Error: io when unreadable, bad_data (file, offset) when malformed.
+    // Loads "bytes", a file of a known format (files.h), or a folder that holds one (a prepared corpus, a checkpoint).
+    // Throws Error: io when unreadable, bad_data (file, offset) when malformed.
     static Tokenizer load(const std::string& specification);
 
     std::uint32_t vocab_size() const { return static_cast<std::uint32_t>(data().tokens.size()); }
     std::uint32_t end_of_text() const { return data().end_of_text; }
     const SpecialIds& special() const { return data().special; }
-    // Ends what a model writes: any eos, or the token in front of the next document.
+    // Returns true if the id ends what a model writes: any eos, or the token in front of the next document.
     bool ends_text(std::uint32_t id) const;
     const std::string& name() const { return data().name; }
     const TokenizerData& data() const { return state_->data; }
-    // xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the vocabulary.
+    // Returns the xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the
+    // vocabulary.
     std::uint64_t hash() const { return state_->hash; }
 
     // Appends the bytes of one id. An id outside the vocabulary (a padded row, for instance) throws bad_data.
@@ -98,10 +99,11 @@ public:
     // Face's tokenizer.json, and what a model's files have said of its texts. Returns their names.
     std::vector<std::string> save(const std::string& folder) const;
 
-    // Nothing joins bytes: every byte is a token.
+    // Returns true if nothing joins bytes: every byte is a token.
     bool single_bytes() const { return data().can_encode && data().merges.empty() && !data().merge_by_rank; }
 
-    // The merges, built on first use (a trainer that only decodes never pays for them). Safe from several threads.
+    // Returns the merges, built on first use (a trainer that only decodes never pays for them). Safe from several
+    // threads.
     const BpeModel& model() const;
 
 private:
@@ -113,15 +115,15 @@ private:
     std::shared_ptr<const State> state_;   // copies of a tokenizer share it
 };
 
-// Text that spells a special token, such as <|endoftext|>. (Of added tokens that are not special text always becomes
-// the token.)
+// Treatment of text that spells a special token, such as <|endoftext|>. (Text that spells an added token that is not
+// special always becomes the token.)
 enum class SpecialText {
     ordinary,   // is text like any other (tiktoken's encode_ordinary)
     encode,     // becomes that token (allowed_special="all")
     refuse,     // is an error, bad_data (tiktoken's default)
 };
 
-// Bytes that are not UTF-8.
+// Treatment of bytes that are not UTF-8.
 enum class InvalidUtf8 {
     tiktoken,   // as tiktoken's encode for bytes: from there on, the rest of the document is one piece
     split,      // each run of such bytes is a piece of its own
@@ -144,7 +146,7 @@ public:
     // Appends the ids of a document of less than 4 GiB (or of a part that ends at a safe cut).
     void encode(std::string_view document, std::vector<std::uint32_t>& ids);
 
-    // Of all pieces so far.
+    // Returns the counts of all pieces so far.
     PieceCounts counts() const;
 
 private:

@@ -16,9 +16,9 @@ namespace {
     throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
 }
 
-// What fields of Llama's kind mean that config.json leaves out: the values in the family's configuration class of
-// transformers 5.24 (and of 4). 0: as many as heads of queries, channels / heads; of an MLP that no layer has. No class
-// ties the classifier. dev/reference/config_defaults.py compares them with the classes.
+// Values of fields of Llama's kind that config.json leaves out: those in the family's configuration class of
+// transformers 5.24 (and of 4). 0: as many KV heads as attention heads, channels / heads, or the width of an MLP that
+// no layer has. No class ties the classifier. dev/reference/config_defaults.py compares them with the classes.
 struct LeftOut {
     const char* model_type;
     double rms_norm_eps;
@@ -66,7 +66,7 @@ const std::vector<ModelFamily>& families() {
     const std::vector<ModelFamily::Setting> of_olmo2 = {{"hidden_act", "silu"}, {"attention_bias", false}};
     const std::vector<ModelFamily::Setting> of_qwen3 = {
         {"hidden_act", "silu"}, {"attention_bias", false}, {"use_sliding_window", false}};
-    // of mixtures; how many experts and how wide is always said
+    // for mixtures of experts; their number and width are always said
     auto of_experts = [](ModelConfig like, bool router_norm) {
         like.experts = 1, like.router_norm = router_norm;
         return like;
@@ -110,8 +110,8 @@ const std::vector<ModelFamily>& families() {
     return all;
 }
 
-// The object of config.json that says the frequencies of rotary positions: "rope_scaling" of transformers 4, which
-// counts where both are there, or "rope_parameters" of 5. Its name is null where there is none.
+// Returns the object of config.json that says the frequencies of rotary positions: "rope_scaling" of transformers 4,
+// which counts where both are there, or "rope_parameters" of 5. Its name is null where there is none.
 std::pair<const char*, const Json*> rotary_object(const Json& json, const std::string& path) {
     for (const char* name : {"rope_scaling", "rope_parameters"}) {
         const Json* const found = json.find(name);
@@ -122,7 +122,7 @@ std::pair<const char*, const Json*> rotary_object(const Json& json, const std::s
     return {nullptr, nullptr};
 }
 
-// Of the type "llama3" its factor, as "rope_factor". The rest must be as in Llama 3.1.
+// Adds "rope_factor", the factor of a scaling of the type "llama3". The rest must be as in Llama 3.1.
 void add_rotary_scaling(Json& flat, const Json& inner, const char* name, const std::string& path) {
     const Json* positions = flat.find("original_max_position_embeddings");   // outside it counts before the inner one
     if (positions == nullptr) positions = inner.find("original_max_position_embeddings");
@@ -141,7 +141,7 @@ void add_rotary_scaling(Json& flat, const Json& inner, const char* name, const s
     flat.add("rope_factor", *factor);
 }
 
-// config.json of Llama's kind with what it says of rotary positions beside the other fields. rope_theta of the inner
+// Returns a config.json of Llama's kind in which rotary positions are fields beside the others. rope_theta of the inner
 // object counts before the one outside. An object of the type "default", or of none, scales nothing.
 Json flattened(const Json& json, const std::string& path) {
     const auto [name, inner] = rotary_object(json, path);
@@ -171,8 +171,8 @@ Json flattened(const Json& json, const std::string& path) {
     return flat;
 }
 
-// What null says of a field, or none where it says nothing: of a flag as much as where it is left out; 0 of a size that
-// the model's others give.
+// Returns the value that null gives to a field, or none where null says nothing: to a flag the family's default; 0 to a
+// size that follows from the model's others.
 std::optional<double> value_of_null(const ModelFamily& family, const ModelField& field) {
     if (!field.is_number()) return field.get(family.implied);
     const std::string_view name = field.name;
@@ -181,17 +181,17 @@ std::optional<double> value_of_null(const ModelFamily& family, const ModelField&
     return follows ? std::optional(0.0) : std::nullopt;
 }
 
-// The value of a field, or none where the file does not say it.
+// Returns the value of a field, or none where the file does not say it.
 std::optional<double> value_in(const Json& json, const std::string& path, const ModelFamily& family,
                                const ModelField& field) {
     const char* key = family.key(field);
     constexpr double largest = 1 << 28;
     const Json* value = json.find(key);
     if ((value == nullptr || value->is_null()) && std::string_view(key) == "n_positions") {
-        value = json.find(key = "n_ctx");   // of older files
+        value = json.find(key = "n_ctx");   // its name in older files
     }
     if (value == nullptr && std::string_view(key) == "num_experts") {
-        value = json.find(key = "num_local_experts");   // of a Qwen3-MoE by transformers 5
+        value = json.find(key = "num_local_experts");   // its name in a Qwen3-MoE by transformers 5
     }
     if (value == nullptr || (value->is_null() && field.basic)) return std::nullopt;
     try {
@@ -215,9 +215,8 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
     bad(path, text("\"", key, "\" is ", quoted(*value), ", expected ", expected));
 }
 
-// What Llama's files call a parameter of a layer: one name for each block of its rows. OLMo2's norms are named after
-// the place that they have there.
-// `*` is the number of an expert.
+// Names that Llama's files give to a parameter of a layer: one for each block of its rows. OLMo2's norms are named
+// after their place. `*` is the number of an expert.
 using FileNames = std::map<std::string, std::vector<std::string>, std::less<>>;
 const FileNames& llama_names(const ModelFamily& family) {
     static const FileNames names = {
@@ -254,7 +253,7 @@ const FileNames& llama_names(const ModelFamily& family) {
     return family.implied.norm_position == NormPosition::after ? with_norms_after : names;
 }
 
-// One name for each block of rows of a parameter.
+// Returns one name for each block of rows of a parameter.
 std::vector<std::string> block_names(const std::vector<std::string>& names, std::int64_t experts) {
     if (names.front().find('*') == std::string::npos) return names;
     std::vector<std::string> all;

@@ -1,6 +1,6 @@
-// Families of models that Hugging Face's transformers knows: what their config.json says of a model, and what their
-// files call its tensors. Besides them there is one that only this program knows, with GPT-2's names and keys for every
-// field.
+// Describes families of models that Hugging Face's transformers knows: what their config.json says of a model, and the
+// names of tensors in their files. Besides them there is one that only this program knows, with GPT-2's names and keys
+// for every field.
 #pragma once
 
 #include <string>
@@ -13,16 +13,16 @@ struct ModelFamily {
     const char* model_type;   // in config.json
     const char* architecture;
     bool llama;            // keys and names are Llama's; else GPT-2's
-    ModelConfig implied;   // has the fields that config.json never says, and what others mean where it leaves them out
+    ModelConfig implied;   // values of fields that config.json never has, or that it leaves out
     struct Setting {
         const char* key;
         Json value;
-        bool written = true;          // else it is what files mean that do not say it
-        bool must_be_there = false;   // files that do not say it mean something else
+        bool written = true;          // false: it is what files without it mean
+        bool must_be_there = false;   // files without it mean something else
     };
-    std::vector<Setting> settings;   // of all its models, in config.json
-    // Names of fields that it says, or does not (null), otherwise than all of Llama's kind. A width of an MLP that no
-    // layer has is not said.
+    std::vector<Setting> settings;   // fields of config.json that are alike in all its models
+    // Fields with another key than in most of Llama's kind; a null key: config.json does not have the field. A width of
+    // an MLP that no layer has is not said.
     struct Key {
         const char *field, *key;
     };
@@ -30,33 +30,35 @@ struct ModelFamily {
 
     const char* key(const ModelField& field) const;      // in config.json; null: it does not say the field
     const Key* own_key(const ModelField& field) const;   // null: it has none of its own
-    // The first field of the model that it cannot have, as an option ("--norm rms"); empty: it is of the family.
+    // Returns the first field of the model that the family cannot have, as an option ("--norm rms"); empty: the model
+    // is of the family.
     std::string beyond(const ModelConfig& config) const;
 };
 
-// The first family that has the model; the last one has every model.
+// Returns the first family that has the model; the last one has every model.
 const ModelFamily& family_of(const ModelConfig& config);
-// null: none is called so.
+// Returns the family of this model_type; null: there is none.
 const ModelFamily* find_family(const std::string& model_type);
 bool is_only_ours(const ModelFamily& family);
-// Why the model is of no family but our own, as an option ("--norm rms"); empty where it is of another one.
+// Returns why the model is of no family but our own, as an option ("--norm rms"); empty where it is of another one.
 std::string beyond_hugging_face(const ModelConfig& config);
 
-// The family that a config.json names. Error(bad_data) where none is called so.
+// Returns the family that a config.json names. Error(bad_data) where there is none of that name.
 const ModelFamily& family_named(const Json& json, const std::string& path);
-// The model that a config.json describes; `path` is for messages. Error(bad_data) for what is not supported, by name.
+// Returns the model that a config.json describes; `path` is for messages. Error(bad_data) naming what is not supported.
 ModelConfig read_hugging_face_config(const Json& json, const std::string& path);
-// A config.json without the ids of tokens.
+// Returns a config.json without the ids of tokens.
 Json hugging_face_config(const ModelConfig& config, const char* torch_dtype);
 
-// A tensor of a file, which has rows of a parameter: q, k and v of Llama's files are parts of one.
+// Tensor of a file that holds rows of a parameter: q, k and v of Llama's files are parts of one.
 struct FileTensor {
     std::string name;
     std::int64_t first_row, rows;
     bool transposed;                   // stored [in, out]
     std::vector<std::int64_t> shape;   // in the file
 };
-// Without rows that pad the vocabulary. `prefixed`: GPT-2's names with "transformer." before them. By the names of
-// `family`, which files say; null: of the one that files of such a model are written as.
+// Returns the tensors of files that make up a parameter, without rows that pad the vocabulary. `prefixed`: GPT-2's
+// names begin with "transformer.". `family`: whose names to use; null: of the family that files of such a model are
+// written as.
 std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed = false,
                                      const ModelFamily* family = nullptr);

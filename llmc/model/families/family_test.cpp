@@ -1,4 +1,4 @@
-// What fields of config.json mean that it leaves out: recorded from transformers 5.24, whose classes are asked by
+// Tests the meaning of fields that config.json leaves out, recorded from transformers 5.24, whose classes are asked by
 // dev/reference/config_defaults.py.
 #include "llmc/model/families/family.h"
 
@@ -48,7 +48,7 @@ TEST_CASE("families: fields that config.json leaves out mean what transformers' 
     struct Expected {
         const char* type;
         double norm_eps;
-        std::int64_t kv_heads, head_size, mlp_width;   // of 32 heads, 1024 channels
+        std::int64_t kv_heads, head_size, mlp_width;   // for 32 heads, 1024 channels
         double rope_theta;
     };
     constexpr Expected recorded[] = {{"llama", 1e-6, 32, 32, 11008, 1e4},  {"mistral", 1e-6, 8, 32, 14336, 1e4},
@@ -65,7 +65,7 @@ TEST_CASE("families: fields that config.json leaves out mean what transformers' 
         CHECK(config.rope_theta == row.rope_theta);
         CHECK(config.rope_factor == 1);
         if (row.mlp_width > 0) CHECK(config.mlp_width() == row.mlp_width);
-        // what is said counts
+        // a field that is there counts
         CHECK(read(row.type, ", \"rms_norm_eps\": 0.001").norm_eps == 0.001);
         CHECK(read(row.type, ", \"tie_word_embeddings\": true").tied);
         CHECK(read(row.type, ", \"num_key_value_heads\": 16").kv_heads() == 16);
@@ -126,7 +126,7 @@ TEST_CASE("families: rotary scaling of the type default or without a type scales
     }
     CHECK(read("llama", ", \"rope_factor\": 8.0").rope_factor == 1);   // a field of our own
     CHECK(read("llama", llama3(std::string(frequencies) + positions)).rope_factor == 8);
-    CHECK(read("llama", llama3(frequencies)).rope_factor == 8);   // of the model's 8,192 positions
+    CHECK(read("llama", llama3(frequencies)).rope_factor == 8);   // with the model's 8,192 positions
     CHECK(has(refused("llama", llama3(frequencies) + ", \"original_max_position_embeddings\": 2048"),
               "\"original_max_position_embeddings\" of \"rope_scaling\" is 2048, only 8192 is supported"));
     CHECK(has(refused("llama", llama3(positions)), "\"low_freq_factor\" of \"rope_scaling\" is not there"));

@@ -1,4 +1,4 @@
-// Where a model's weights can come from besides a random start: llm.c model files and Hugging Face folders of the
+// Reads a model's weights from files, for a start that is not random: llm.c model files and Hugging Face folders of the
 // families in family.h.
 //
 // A source says what model it holds and hands out one tensor at a time, in the program's own shape: [out, in], rows
@@ -35,29 +35,30 @@ public:
     virtual std::string description() const = 0;   // for the log: what was opened
     virtual DType type() const = 0;                // fp32 or bf16, which holds what the files hold
     virtual std::vector<float> read(const ParamInfo& param) const = 0;
-    // Of a model whose routers choose with biases, (L, E) (llmc/model/sublayers/router_bias.h); else empty.
+    // Returns the biases with which the model's routers choose experts, (L, E) (llmc/model/sublayers/router_bias.h);
+    // else empty.
     virtual std::vector<float> router_bias() const { return {}; }
 };
 
-// A folder is Hugging Face's, a file llm.c's.
+// Opens a Hugging Face folder, or an llm.c model file.
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path,
                                            const std::string& ignored = "");
 std::unique_ptr<WeightSource> open_llmc_model(const FileSystem& files, const std::string& path);
 std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const std::string& folder,
                                                 const std::string& ignored = "");
 
-// Biases of routers, in a file of a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the model
-// has none.
+// Name and read the routers' biases in a checkpoint: "h.<layer>.mlp.router.bias", (E) in fp32. Reads nothing where the
+// model has none.
 inline constexpr const char* kRouterBiasFile = "router_bias.safetensors";
 std::vector<TensorEntry> router_bias_entries(const ModelConfig& config);
 std::vector<float> read_router_bias(const FileSystem& files, const std::string& folder, const ModelConfig& config);
 
-// The object in a JSON file.
+// Reads a JSON file whose content is an object.
 Json read_json_file(const FileSystem& files, const std::string& path);
-// The model that a Hugging Face folder's config.json describes.
+// Reads the model that a Hugging Face folder's config.json describes.
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);
 
-// Columns [first, last) of a matrix (rows, cols), as the rows of another.
+// Returns columns [first, last) of a matrix (rows, cols) as the rows of another.
 template <class T>
 std::vector<T> transposed(std::span<const T> values, std::int64_t rows, std::int64_t cols, std::int64_t first,
                           std::int64_t last) {
@@ -76,7 +77,8 @@ std::vector<T> transposed(std::span<const T> values, std::int64_t rows, std::int
     return result;
 }
 
-// The table's indices in the order of llm.c's model files: embedding, each tensor of layers stacked over them, head.
+// Returns the table's indices in the order of llm.c's model files: embedding, each tensor of layers stacked over them,
+// head.
 std::vector<int> llmc_order(const ParamTable& table);
 
 // Writes an llm.c model file (type fp32 or bf16, rounded to nearest) of the tensors that `read` gives by table index.

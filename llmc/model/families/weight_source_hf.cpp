@@ -1,4 +1,4 @@
-// Hugging Face folders; weight_source.h says what is read.
+// Reads Hugging Face folders, as weight_source.h describes.
 #include <fnmatch.h>
 
 #include <map>
@@ -21,7 +21,7 @@ constexpr const char* prefix = "transformer.";
     throw Error(ErrorKind::bad_data, text(path, ": ", what), hint);
 }
 
-// Names of the files that hold the weights, within the folder.
+// Returns the names of the files that hold the weights, within the folder.
 std::set<std::string> weight_files(const FileSystem& files, const std::string& folder) {
     if (files.exists(folder + "/" + weights_name)) return {weights_name};
     const std::string index = folder + "/" + index_name;
@@ -44,7 +44,7 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
     return names;
 }
 
-// Whether files have such tensors beside those of the model and a reader needs none of them.
+// Returns true if files have such a tensor beside those of the model and no reader needs it.
 bool is_harmless(const std::string& name, const ModelFamily& family) {
     if (family.llama) return name.ends_with(".rotary_emb.inv_freq");
     return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");   // masks
@@ -145,7 +145,7 @@ private:
         }
     }
 
-    // Where config.json ties the classifier to the embedding, a lm_head.weight beside it must be a copy.
+    // Throws if config.json ties the classifier to the embedding and there is a lm_head.weight that is no copy of it.
     void check_same_classifier() {
         const std::string name = tensors_of(table_[table_.index("wte.weight")]).front().name;
         const auto classifier = places_.find("lm_head.weight"), embedding = places_.find(name);
@@ -162,7 +162,8 @@ private:
             "remove the tensor.");
     }
 
-    // What nobody reads belongs to another model than config.json says: layers, biases or norms that it does not have.
+    // Throws if a tensor was not read: it belongs to another model than config.json says, with layers, biases or norms
+    // that this one does not have.
     void check_all_are_read(const std::string& ignored) const {
         constexpr int most_named = 8;
         const Place* first = nullptr;
@@ -205,7 +206,7 @@ std::vector<float> read_router_bias(const FileSystem& files, const std::string& 
     std::vector<float> all;
     const std::vector<TensorEntry> entries = router_bias_entries(config);
     if (entries.empty()) return all;
-    if (!files.exists(folder + "/" + kRouterBiasFile)) {   // of an earlier version, which had none
+    if (!files.exists(folder + "/" + kRouterBiasFile)) {   // written by an earlier version, without biases
         return std::vector<float>(static_cast<std::size_t>(config.layers * config.experts), 0.0f);
     }
     const SafetensorsFile file(files, folder + "/" + kRouterBiasFile);
@@ -244,7 +245,7 @@ std::unique_ptr<WeightSource> open_hugging_face(const FileSystem& files, const s
 
 std::unique_ptr<WeightSource> open_weights(const FileSystem& files, const std::string& path,
                                            const std::string& ignored) {
-    // not there, and not spelled like a path: a name, which is none of the known ones
+    // a path that is not there and looks like a name: model_config refuses unknown names
     if (!files.exists(path) && path.find_first_of("./") == std::string::npos) model_config(path);
     return files.exists(path + "/" + config_name) ? open_hugging_face(files, path, ignored)
                                                   : open_llmc_model(files, path);

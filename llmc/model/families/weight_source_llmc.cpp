@@ -1,4 +1,4 @@
-// llm.c model files; weight_source.h has the byte table.
+// Reads and writes llm.c model files; weight_source.h has the byte table.
 #include <array>
 #include <bit>
 #include <cstring>
@@ -18,7 +18,7 @@ using Header = std::array<std::int32_t, header_ints>;
 
 float widen(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-// To the nearest bf16, ties to even; what is not a number stays so.
+// Rounds to the nearest bf16, ties to even; what is not a number stays so.
 std::uint16_t narrow(float value) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
     if (value != value) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
@@ -30,7 +30,7 @@ std::uint16_t narrow(float value) {
     throw Error(ErrorKind::bad_data, text(path, ": byte ", index * 4, ": ", what), hint);
 }
 
-// Bytes before a parameter.
+// Returns the bytes before a parameter in the file.
 std::uint64_t offset_of(const ParamTable& table, const ParamInfo& param, std::uint64_t element_bytes) {
     std::int64_t elements = 0;
     for (const int i : llmc_order(table)) {
@@ -117,8 +117,8 @@ private:
                 "Write the file again with a current llm.c.");
         }
         const ModelConfig config = config_of(file_->path(), header);
-        // Before there is a table of them: matrices of layers that the file cannot hold. In double, for no size is too
-        // large for that.
+        // Refuses a model whose matrices of layers the file cannot hold, before a table of them is made. In double, for
+        // no size is too large for that.
         const double channels = static_cast<double>(config.channels);
         if (12 * channels * channels * static_cast<double>(config.layers * 2) > static_cast<double>(file_->size())) {
             bad(file_->path(), 4,

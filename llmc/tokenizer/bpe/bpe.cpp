@@ -8,7 +8,7 @@
 
 namespace {
 
-// Of ordinary tokens; the first of equal ones counts.
+// Maps the bytes of ordinary tokens to their ids; the first of equal ones counts.
 TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
     TokenIds ids(tokens.size());
     for (std::uint32_t id = 0; id < tokens.size(); id++) {
@@ -119,7 +119,7 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
     }
 }
 
-// All in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
+// Encodes in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
 void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& out) const {
     std::uint32_t ids[short_piece], ranks[short_piece];
     std::size_t count = piece.size();
@@ -142,20 +142,20 @@ void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& 
     out.insert(out.end(), ids, ids + count);
 }
 
-// Parts form a linked list over byte positions; a heap holds (priority, position) of every possible merge. An entry is
-// stale when the pair at its position changed since; it is then dropped when it comes up.
+// Encodes with the parts in a linked list over byte positions; a heap holds (rank, position) of every possible merge.
+// An entry is stale when the pair at its position changed since; it is then dropped when it comes up.
 void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::uint32_t>& out) const {
     constexpr std::uint32_t gone = no_token;
     std::uint32_t count = static_cast<std::uint32_t>(piece.size());
     s.ids.resize(count);
     s.next.resize(count);
     s.previous.resize(count);
-    s.ranks.assign(count, no_merge);   // of the merge of a part with its right neighbour
+    s.ranks.assign(count, no_merge);   // rank of the merge of a part with its right neighbour
     s.heap.clear();
     for (std::uint32_t i = 0; i < count; i++) {
         s.ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
         s.next[i] = i + 1;
-        s.previous[i] = i - 1;   // of the first: gone
+        s.previous[i] = i - 1;   // for the first part 0 - 1, which is `gone`
     }
     auto heap_entry = [&](std::uint32_t i) { return std::uint64_t{s.ranks[i]} << 32 | i; };
     auto update = [&](std::uint32_t i, bool push) {

@@ -1,4 +1,4 @@
-// Byte-pair encoding of one piece of text: join the adjacent pair of highest priority until none can be joined
+// Encodes one piece of text by byte pairs: joins the adjacent pair of highest priority until none can be joined
 // (Sennrich et al. 2016, on bytes as in GPT-2).
 //
 // Priorities come with the vocabulary: the order of a list of merges (GPT-2's vocab.bpe, tokenizer.json), or tiktoken's
@@ -19,10 +19,11 @@ struct BpeMerge {
     std::uint32_t priority;   // lower joins earlier; merges of the same priority have the same result
 };
 
-// Every two ordinary tokens whose concatenation is one, by tiktoken's rule: the priority is the id of the result.
+// Returns every two ordinary tokens whose concatenation is one, by tiktoken's rule: the priority is the id of the
+// result.
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special);
 
-// The rank of a pair of ids: its place among the distinct priorities. A hash table of cache lines: all entries of a
+// Maps pairs of ids to ranks: their places among the distinct priorities. A hash table of cache lines: all entries of a
 // line are compared at once, and nearly every answer, also that there is none, comes from the first line. Keys of 32
 // bits serve ids below 65536: the less memory, the more of it stays in a core's own cache.
 template <class Key>
@@ -62,9 +63,9 @@ using TokenIds = std::unordered_map<std::string_view, std::uint32_t>;   // by th
 
 class BpeModel {
 public:
-    // `tokens` must outlive the model. byte_ids[b] is the token of byte b alone. With whole_piece_first a piece that is
-    // itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of tokenizer.json). Tokens
-    // with is_special are not looked up.
+    // Indexes tokens and merges; `tokens` must outlive the model. With whole_piece_first a piece that is itself a token
+    // becomes that token whatever the merges say (tiktoken; `ignore_merges` of tokenizer.json). Tokens with is_special
+    // are not found.
     BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
              const std::vector<BpeMerge>& merges, bool whole_piece_first);
 
@@ -85,7 +86,7 @@ private:
     static constexpr std::uint32_t no_merge = 0xffffffff;
     static constexpr std::size_t short_piece = 48;   // up to here a linear search beats a heap
 
-    // The rank of two tokens' merge, or no_merge; lower joins earlier.
+    // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first.
     std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
         return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
     }
@@ -99,8 +100,8 @@ private:
     TokenIds token_ids_;
     bool whole_piece_first_;
     std::uint32_t byte_ids_[256];
-    std::vector<std::uint32_t> byte_ranks_;   // of two bytes' tokens, by left byte << 8 | right byte
-    // The token a merge makes, by rank; empty where they are consecutive, as in most vocabularies.
+    std::vector<std::uint32_t> byte_ranks_;   // ranks of merges of two bytes' tokens, by left byte << 8 | right byte
+    // Tokens that merges make, by rank; empty where they are consecutive, as in most vocabularies.
     std::vector<std::uint32_t> results_;
     std::uint32_t first_result_ = 0;
     bool narrow_ = false;

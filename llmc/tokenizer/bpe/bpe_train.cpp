@@ -13,7 +13,7 @@ using Pair = std::uint64_t;   // left id << 32 | right id
 
 Pair make_pair(std::uint32_t left, std::uint32_t right) { return static_cast<Pair>(left) << 32 | right; }
 
-// How often a pair occurs, and in which words it may be found (a word may be named although the pair has left it).
+// Count of a pair, and the words in which it may be found (a word may be named although the pair has left it).
 struct PairState {
     std::int64_t count = 0;
     std::uint32_t stamp = 0;   // the merge that last added occurrences
@@ -61,7 +61,7 @@ public:
 private:
     using Entry = std::pair<const Pair, PairState>;   // stays where it is
 
-    // The symbols of a word: symbols_[begin, begin + length).
+    // Symbols of a word: symbols_[begin, begin + length).
     struct Word {
         std::uint64_t begin;
         std::uint32_t length;
@@ -88,7 +88,7 @@ private:
         }
     }
 
-    // Counts occurrences of a pair in a word in or out.
+    // Adds occurrences of a pair in a word to its count, or takes them off.
     void change(std::uint32_t left, std::uint32_t right, std::int64_t count, std::uint32_t word) {
         if (count > 0 && data_.tokens[left].size() + data_.tokens[right].size() > options_.max_token_bytes) return;
         Entry& entry = *pairs_.try_emplace(make_pair(left, right)).first;

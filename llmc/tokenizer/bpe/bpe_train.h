@@ -19,7 +19,7 @@ struct BpeTrainOptions {
     std::uint32_t vocab_size = 32768;   // bytes, merges and end-of-text together; at least 257
     SplitPattern pattern = {SplitRule::gpt2, ""};
     std::uint64_t min_count = 2;           // rarer pairs are not joined, so the vocabulary may come out smaller
-    std::uint32_t max_token_bytes = 255;   // what llm.c's tokenizer.bin can hold
+    std::uint32_t max_token_bytes = 255;   // limit of llm.c's tokenizer.bin
     int threads = 1;
     std::string name = "bpe";
 };
@@ -37,12 +37,12 @@ struct PieceCount {
     std::uint64_t count;
 };
 
-// Ids are GPT-2's: the 256 bytes in its order, then the merges, then <|endoftext|>. Throws Error: usage for a
-// vocabulary that cannot be, io and bad_data from reading.
+// Learns a vocabulary. Ids are GPT-2's: the 256 bytes in its order, then the merges, then <|endoftext|>. Throws Error:
+// usage for a vocabulary that cannot be, io and bad_data from reading.
 TokenizerData train_bpe(const InputOptions& input, const BpeTrainOptions& options,
                         const std::function<void(const BpeTrainProgress&)>& report);
 
-// Its two steps. Pieces come sorted by their bytes.
+// Do the two steps of train_bpe(). Pieces come sorted by their bytes.
 std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOptions& options,
                                      const std::function<void(const BpeTrainProgress&)>& report);
 TokenizerData learn_merges(const std::vector<PieceCount>& pieces, const BpeTrainOptions& options,

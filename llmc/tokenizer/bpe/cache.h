@@ -1,8 +1,8 @@
 // Remembers the ids of pieces: most of a text is made of few different words.
 //
-// Two tables of fixed size, indexed by a hash, where a new entry replaces an old one: what they hold never changes a
-// result, only the time it takes. Short pieces of few tokens sit two to a cache line; longer ones in a second table.
-// Ids are held in 16 bits where the vocabulary allows it, so that twice as many fit an entry.
+// Has two tables of fixed size, indexed by a hash. A new entry replaces an old one: the tables never change a result,
+// only the time it takes. Short pieces of few tokens sit two to a cache line; longer ones in a second table. Ids are
+// held in 16 bits where the vocabulary allows it, so that twice as many fit an entry.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,14 +17,14 @@
 
 #include "llmc/io/hash.h"
 
-// The bytes of a short piece, zeros behind them, and its length in the last byte: two words that say all.
+// Bytes of a short piece, zeros behind them, and its length in the last byte: two words that identify it.
 struct ShortKey {
     std::uint64_t low, high;
 
     static constexpr std::uint32_t max_length = 15;
     static constexpr std::uint32_t load_bytes = 16;
 
-    // Reads 16 bytes at `at` whatever the length (1 to 15): they must be readable.
+    // Makes the key of a piece of 1 to 15 bytes. Reads 16 bytes at `at` whatever the length: they must be readable.
     static ShortKey load(const char* at, std::uint32_t length) {
         ShortKey key;
         std::memcpy(&key.low, at, 8);
@@ -39,8 +39,8 @@ struct ShortKey {
         std::memcpy(padded, at, length);
         return load(padded, length);
     }
-    static ShortKey none() { return {0, 1}; }   // no piece has it, and no empty slot
-    // One wide multiplication, both halves of the product folded.
+    static ShortKey none() { return {0, 1}; }   // equals no piece's key, and no empty slot
+    // Multiplies both words, and folds both halves of the product.
     std::uint64_t hash() const {
         __extension__ using Wide = unsigned __int128;
         Wide product = static_cast<Wide>(low ^ 0x9e3779b97f4a7c15ull) * (high ^ 0xff51afd7ed558ccdull);
@@ -49,7 +49,7 @@ struct ShortKey {
     bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
 };
 
-// An array of zeros on large pages where the system has them: a random access then seldom misses the address cache.
+// Holds an array of zeros, on large pages where the system has them: a random access then seldom misses the TLB.
 template <class T>
 class ZeroedTable {
 public:
@@ -64,7 +64,7 @@ private:
     static T* allocate(std::size_t bytes) {
         void* memory = std::aligned_alloc(large_page, (bytes + large_page - 1) / large_page * large_page);
         if (memory == nullptr) throw std::bad_alloc();
-        ::madvise(memory, bytes, MADV_HUGEPAGE);   // a wish; refused, all works the same
+        ::madvise(memory, bytes, MADV_HUGEPAGE);   // only a wish: if refused, all works the same
         std::memset(memory, 0, bytes);
         return static_cast<T*>(memory);
     }
@@ -97,11 +97,12 @@ public:
 
     const Short* find(std::size_t slot, const ShortKey& key) const {
         const Pair& pair = short_[slot];
-        bool second = pair.entries[1].key == key;   // chosen without a branch: which one it is, nobody can predict
+        bool second = pair.entries[1].key == key;   // without a branch, which could not be predicted
         const Short& entry = pair.entries[second];
         return entry.key == key ? &entry : nullptr;
     }
-    // The first of a pair stays for long and the second changes, so that words met once do not drive out common ones.
+    // Stores a piece. The first of a pair stays for long and the second changes, so that rare words do not drive out
+    // common ones.
     void remember(std::size_t slot, const ShortKey& key, const std::uint32_t* ids, std::size_t count) {
         Pair& pair = short_[slot];
         bool first_is_free = pair.entries[0].key.high == 0;

@@ -28,8 +28,9 @@ private:
     using Short = typename Cache::Short;
     using Long = typename Cache::Long;
 
-    // In two passes: the first computes where the cache would hold each piece and starts fetching those lines, the
-    // second finds most of them there. Entries are copied whole, whatever their number of ids, into room for all.
+    // Encodes a batch in two passes: the first computes where the cache would hold each piece and starts fetching those
+    // lines, the second finds most of them there. Entries are copied whole, whatever their number of ids, into room for
+    // all.
     void encode_batch(std::string_view text, const std::uint32_t* ends, std::size_t count, Ids& ids) {
         locate(text, ends, count);
         counts_.pieces += count;
@@ -50,8 +51,8 @@ private:
         begin_ = ends[count - 1];
     }
 
-    // Keys and places in the cache of a batch. A piece that is too long for the short table gets a key that matches
-    // nothing, and its place in the other.
+    // Computes keys and places in the cache of a batch. A piece that is too long for the short table gets a key that
+    // matches nothing, and its place in the other.
     void locate(std::string_view text, const std::uint32_t* ends, std::size_t count) {
         std::uint32_t begin = begin_;
         for (std::size_t i = 0; i < count; i++) {
@@ -71,8 +72,8 @@ private:
         }
     }
 
-    // A piece, number `i` of its batch, whose ids are not in the short table, though it may say that the long one has
-    // them.
+    // Encodes piece number `i` of its batch, whose ids are not in the short table; `marked`: it says that the long one
+    // may have them.
     void encode_unknown(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
         const bool is_short = piece.size() <= ShortKey::max_length;
         const bool may_be_long = piece.size() <= Long::max_length && (marked || !is_short);
@@ -97,7 +98,7 @@ private:
     BpeModel::Scratch scratch_;
     Cache cache_;
     PieceCounts counts_;
-    std::uint32_t begin_ = 0;   // of the next piece
+    std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
     std::uint32_t slots_[batch_pieces];
     std::uint32_t found_[batch_pieces * Short::max_ids];   // ids of pieces of the batch, not appended yet

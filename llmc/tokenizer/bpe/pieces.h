@@ -1,4 +1,4 @@
-// The fast path of encoding: valid UTF-8 text to ids, piece by piece through a cache.
+// Encodes valid UTF-8 text to ids fast, piece by piece through a cache.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 #include "llmc/tokenizer/bpe/bpe.h"
 #include "llmc/tokenizer/split/split.h"
 
-// How often a piece was found in the cache.
+// Counts of pieces, and of those that were not found in the cache.
 struct PieceCounts {
-    std::uint64_t pieces = 0, merged = 0;   // merged: not found, so its bytes were joined by the merges
+    std::uint64_t pieces = 0, merged = 0;   // merged: not found, so the merges joined their bytes
 };
 
-// Not for use by two threads at once. `model` must outlive it.
+// Encodes texts with `model`, which must outlive it. Not for use by two threads at once.
 class PieceEncoder {
 public:
     virtual ~PieceEncoder() = default;
@@ -23,6 +23,6 @@ public:
     virtual PieceCounts counts() const = 0;
 };
 
-// The cache holds ids of 16 bits when the vocabulary has no more of them.
+// Makes a piece encoder. Its cache holds ids of 16 bits when the vocabulary has no more of them.
 std::unique_ptr<PieceEncoder> make_piece_encoder(const BpeModel& model, const SplitPattern& pattern,
                                                  std::size_t vocab_size);

@@ -1,4 +1,4 @@
-// vocab.bpe, tiktoken ranks and llm.c's tokenizer.bin. Hugging Face's tokenizer.json is in huggingface.cpp.
+// Reads and writes vocab.bpe, tiktoken ranks and llm.c's tokenizer.bin; huggingface.cpp does tokenizer.json.
 
 #include "llmc/tokenizer/files/files.h"
 
@@ -19,7 +19,7 @@ constexpr std::size_t llmc_header_words = 256;
 constexpr std::size_t llmc_header_bytes = llmc_header_words * sizeof(std::int32_t);
 constexpr std::int32_t llmc_magic = 20240328, llmc_version = 2;
 
-// Bytes that GPT-2 spells as themselves; the others get characters from U+0100 on, in their order.
+// Returns true for bytes that GPT-2 spells as themselves; the others get characters from U+0100 on, in their order.
 constexpr bool spelled_as_itself(unsigned byte) {
     return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
 }
@@ -38,7 +38,7 @@ struct ByteCharacters {
 };
 constexpr ByteCharacters byte_characters;
 
-// Lines of a text with their offsets.
+// Hands out the lines of a text with their offsets.
 class Lines {
 public:
     explicit Lines(std::string_view content) : content_(content) {}

@@ -1,4 +1,4 @@
-// The tokenizer files of others, read and written.
+// Reads and writes the tokenizer files of other programs.
 //
 //   vocab.bpe          GPT-2's merges: a line "#version: ...", then two tokens a line, in the bytes-as-characters
 //                      spelling of GPT-2; ids follow from the order. encoder.json beside it is checked against it.
@@ -27,35 +27,36 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
 TokenizerData parse_huggingface(std::string_view content, const std::string& name);
 TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name);
 
-// A tokenizer.json, or a tokenizer.bin, with what the files beside it say of texts. Throws Error io, too.
+// Load a tokenizer.json, or a tokenizer.bin, with what the files beside it say of texts. Throw Error io, too.
 TokenizerData load_huggingface(const FileSystem& files, const std::string& path);
 TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& path);
 
-// A model's files on its texts, besides the tokenizer: generation_config.json, config.json and tokenizer_config.json
-// name the tokens that begin, end and pad a text. The first that says one counts; null, and an id that no token has,
-// say nothing. All but config.json are kept as they are, with chat_template.jinja and special_tokens_map.json.
-// Documents are separated by the one of several ends that is called like an end of documents, else by the first, unless
-// the tokenizer's own file says by which.
+// Reads a model's files on its texts, besides the tokenizer: generation_config.json, config.json and
+// tokenizer_config.json name the tokens that begin, end and pad a text. The first file that names one counts; null, and
+// an id that no token has, name none. All but config.json are kept as they are, with chat_template.jinja and
+// special_tokens_map.json. Several ends of text: the one called like an end of documents separates documents, else the
+// first, unless the tokenizer's own file says which.
 void read_special_ids(const FileSystem& files, const std::string& folder, TokenizerData& data);
-// For a tokenizer of which no file says them: the token that separates documents; in a vocabulary like Llama-3's, where
-// that is the one that begins a text, <|end_of_text|> ends one too.
+// Returns the ids for a tokenizer without such files: the token that separates documents; in a vocabulary like
+// Llama-3's, where that is the one that begins a text, <|end_of_text|> ends one too.
 SpecialIds usual_special_ids(const TokenizerData& data);
-// The files to write beside a tokenizer, as names and contents: those kept, and a generation_config.json that says all.
+// Returns the files to write beside a tokenizer, as names and contents: those kept, and a generation_config.json with
+// all ids.
 std::vector<std::pair<std::string, std::string>> files_on_texts(const TokenizerData& data);
-// The ids for others' files: a number, or a list where there are several.
+// Returns the ids for other programs' files: a number, or a list where there are several.
 Json json_of(const std::vector<std::uint32_t>& ids);
 
 std::string to_tiktoken_ranks(const TokenizerData& data);   // without special tokens
 std::string to_huggingface(const TokenizerData& data);
 std::string to_llmc_tokenizer(const TokenizerData& data);
 
-// GPT-2's spelling of bytes as printable characters, used by vocab.bpe and tokenizer.json: byte -> code point.
+// Returns GPT-2's printable character for a byte, as vocab.bpe and tokenizer.json spell it: byte -> code point.
 std::uint32_t byte_to_character(unsigned char byte);
 std::string to_characters(std::string_view bytes);   // in UTF-8
-// False when a character stands for no byte; `bytes` then holds what came before it.
+// Reads such characters. False when one stands for no byte; `bytes` then holds what came before it.
 bool from_characters(std::string_view characters, std::string& bytes);
 
-// The first byte that no ordinary token stands for, so that not every text could be encoded; -1: there is none.
+// Returns the first byte that no ordinary token stands for, so that not every text could be encoded; -1: there is none.
 int missing_byte(const TokenizerData& data);
 
 [[noreturn]] void malformed_tokenizer(const std::string& name, std::size_t offset, const std::string& what);

@@ -24,7 +24,7 @@ std::string complaint(const std::function<void()>& action, ErrorKind kind = Erro
     }
 }
 
-// Of a tokenizer.json, of bytes and one merge, in which one text is exchanged for another.
+// Returns the complaint about a tokenizer.json, of bytes and one merge, in which one text is exchanged for another.
 std::string complaint_of_json(const std::string& from, const std::string& to) {
     TokenizerData data = Tokenizer::bytes().data();
     data.tokens.push_back("th");

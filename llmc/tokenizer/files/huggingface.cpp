@@ -1,4 +1,4 @@
-// Hugging Face's tokenizer.json, for byte-level BPE.
+// Reads and writes Hugging Face's tokenizer.json, for byte-level BPE.
 
 #include <algorithm>
 #include <tuple>
@@ -156,7 +156,7 @@ private:
             const std::uint32_t id = id_of(token.at("id"), place_, "id");
             const std::string& content = token.at("content").as_text();
             if (content.empty()) fail(token, place_, "a token without content");
-            // in the vocabulary, too, it has this id, and this id is of no other token
+            // in the vocabulary, too, it must have this id, and no other token may have it
             const auto [same, is_new] = ids_.try_emplace(content, id);
             if (same->second != id || (is_new && !slot(id).empty() && slot(id) != content)) {
                 fail(token, place_, text("id ", id, " or '", content.substr(0, 80), "' belongs to another token"));
@@ -196,7 +196,7 @@ private:
         if (!byte_level) fail(pre, "/pre_tokenizer", "no ByteLevel step");
     }
 
-    // Pieces are the matches, and what lies between them, if anything, is kept.
+    // Returns true if pieces are the matches, and what lies between them, if anything, is kept.
     static bool keeps_pieces(const Json& step) {
         const Json* behavior = step.find("behavior");
         return behavior != nullptr && (*behavior == "Isolated" || (*behavior == "Removed" && flag(step, "invert")));
@@ -209,7 +209,7 @@ private:
         data_.pattern = std::move(pattern);
     }
 
-    // The tokens of a template for one text that stand in front of it.
+    // Reads the tokens that a template for one text puts in front of it.
     void read_front(const Json& post) {
         if (post.is_null()) return;
         const std::string& type = post.at("type").as_text();
@@ -229,7 +229,7 @@ private:
         }
     }
 
-    // For a file alone; what lies beside it may say another one (special_ids.cpp).
+    // Chooses the end of text for this file alone; files beside it may name another one (special_ids.cpp).
     void choose_end_of_text() {
         for (const char* name :
              {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<eos>", "</s>", "<|eos|>", "[EOS]"}) {
@@ -251,8 +251,8 @@ private:
     std::size_t max_ids_;
     TokenizerData data_;
     std::unordered_map<std::string, std::uint32_t>
-        ids_;                              // of the vocabulary and the added tokens, by their characters
-    std::vector<std::string> unspelled_;   // of the vocabulary, not in the alphabet of bytes
+        ids_;                              // ids of the vocabulary and the added tokens, by their characters
+    std::vector<std::string> unspelled_;   // tokens of the vocabulary outside the alphabet of bytes
 };
 
 Json byte_level_step(bool use_regex) {

@@ -1,4 +1,4 @@
-// The tokens that begin, end and pad texts: what the files of a model beside its tokenizer say, and files that say it.
+// Reads and writes the tokens that begin, end and pad texts, in the files of a model beside its tokenizer.
 
 #include <algorithm>
 #include <filesystem>
@@ -11,7 +11,7 @@ namespace {
 constexpr const char* generation_config = "generation_config.json";
 constexpr const char* tokenizer_config = "tokenizer_config.json";
 
-// Reads one of the files into what the others, read before, have left open.
+// Reads one of the files, and fills in what the files read before have left open.
 class SpecialIdsReader {
 public:
     SpecialIdsReader(TokenizerData& data, const std::string& path) : data_(data), path_(path) {}
@@ -19,7 +19,7 @@ public:
     void read(const std::string& content) {
         try {
             const Json json = parse_json(content);
-            json.members();   // or it is no object
+            json.members();   // throws if it is no object
             for (auto [key, to] : {std::pair("bos", &data_.special.bos), std::pair("pad", &data_.special.pad)}) {
                 const std::vector<std::uint32_t> found = ids_of(json, key);
                 if (!*to && !found.empty()) *to = found.front();
@@ -37,7 +37,8 @@ private:
                     "Take the file from where the model was published, or correct it.");
     }
 
-    // Of "eos_token_id", a number or a list of them, or "eos_token", a text or an object with it.
+    // Returns the ids in "eos_token_id" (a number or a list of them) and that of "eos_token" (a text or an object with
+    // it), if `of` is "eos".
     std::vector<std::uint32_t> ids_of(const Json& json, const std::string& of) const {
         std::vector<std::uint32_t> ids;
         auto take = [&](const Json& value) {
@@ -65,7 +66,7 @@ private:
     const std::string& path_;
 };
 
-// The id that tokenizer.bin says, where it lies beside a tokenizer.json and has as many tokens.
+// Returns the end of text in the tokenizer.bin beside a tokenizer.json, if it has as many tokens.
 std::optional<std::uint32_t> end_of_text_beside(const FileSystem& files, const std::string& folder,
                                                 const TokenizerData& data) {
     const std::string path = (std::filesystem::path(folder) / "tokenizer.bin").string();

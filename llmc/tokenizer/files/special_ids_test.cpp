@@ -1,5 +1,5 @@
-// What begins, ends and pads texts, by the files of a model: read in their order, kept, and written so that it is read
-// again.
+// Tests the tokens that begin, end and pad texts: read from a model's files in their order, kept, and written so that
+// they are read again.
 
 #include <doctest/doctest.h>
 

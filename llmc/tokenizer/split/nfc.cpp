@@ -1,4 +1,4 @@
-// Unicode's normal form C, by ICU.
+// Converts to Unicode's normal form C, by ICU.
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"

@@ -1,4 +1,4 @@
-// Questions about 64 bytes at once, answered by one bit per byte.
+// Answers questions about 64 bytes at once, by one bit per byte.
 //
 // Three versions of the same small class: AVX-512, AVX2, and plain C++ for every other machine.
 #pragma once

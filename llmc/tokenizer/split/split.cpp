@@ -45,7 +45,8 @@ private:
 
 bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// The class of the character that ends at `end`; text that is not UTF-8 counts as white space, so never as a cut.
+// Returns the class of the character that ends at `end`; text that is not UTF-8 counts as white space, so never as a
+// cut.
 CharClass class_before(std::string_view text, std::size_t end) {
     std::size_t begin = end;
     while (begin > 0 && end - begin < 4) {
@@ -87,8 +88,9 @@ std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
     return make_regex_splitter(pattern.regex);
 }
 
-// The known rules never put white space behind another character into one piece, except newlines behind characters of
-// class other (cl100k), and what they do from a character on does not depend on what came before a piece's start.
+// Cuts before white space. The known rules never put white space behind another character into one piece, except
+// newlines behind characters of class other (cl100k), and what they do from a character on does not depend on what came
+// before a piece's start.
 std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text) {
     if (pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex) return 0;
     bool newline_may_join = pattern.rule != SplitRule::gpt2;

@@ -25,9 +25,10 @@ struct SplitPattern {
     bool nfc = false;    // text is brought to Unicode's normal form C before it is split
 };
 
-// The expression of a pattern in the common syntax of PCRE2 and Hugging Face's files; empty for SplitRule::none.
+// Returns the expression of a pattern in the common syntax of PCRE2 and Hugging Face's files; empty for
+// SplitRule::none.
 std::string regex_of(const SplitPattern& pattern);
-// The pattern of an expression: one of the known rules where it is spelled in a way known to mean the same.
+// Returns the pattern of an expression: one of the known rules where it is spelled in a way known to mean the same.
 SplitPattern pattern_of(const std::string& regex);
 
 class PieceSplitter {
@@ -44,13 +45,14 @@ inline constexpr std::size_t split_capacity = 128;
 
 // Throws Error: bad_data when a regular expression does not compile, usage when this build has no PCRE2.
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern);
-// The same pattern on PCRE2 whatever its rule: the oracle.
+// Splits with PCRE2 whatever the expression: for expressions without a rule, and as the reference in tests.
 std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex);
 
-// The text in normal form C, in `storage` where it is not so already; bytes that are not UTF-8 stay as they are. Throws
-// Error usage when this build has no ICU and the text has a character from U+0300 on, below which nothing changes.
+// Returns the text in normal form C, in `storage` where it is not so already; bytes that are not UTF-8 stay as they
+// are. Throws Error usage when this build has no ICU and the text has a character from U+0300 on, below which nothing
+// changes.
 std::string_view to_nfc(std::string_view text, std::string& storage);
 
-// A place at which a text can be cut so that splitting both parts alone gives the same pieces as splitting the whole:
-// the last such in (0, text.size()), or 0 when none is found. The text may end within a character.
+// Returns a place at which a text can be cut so that splitting both parts alone gives the same pieces as splitting the
+// whole: the last such in (0, text.size()), or 0 when none is found. The text may end within a character.
 std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text);

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr std::uint32_t long_s = 0x17f;   // what (?i:s) matches besides s and S
+constexpr std::uint32_t long_s = 0x17f;   // matched by (?i:s), besides s and S
 
 class Cl100kSplitter : public PieceSplitter {
 public:
@@ -87,7 +87,8 @@ private:
         return at;
     }
 
-    // White space: up to its last newline if it has one, else all but the last character before something else.
+    // Returns where white space ends: behind its last newline if it has one, else before its last character if
+    // something else follows.
     std::size_t space_end(std::size_t begin) const {
         std::size_t at = begin, last_char = begin, behind_newline = 0;
         for (Char c = char_at(at); c.length > 0 && c.char_class == CharClass::space; c = char_at(at)) {
@@ -101,7 +102,7 @@ private:
         return at_end || last_char == begin ? at : last_char;
     }
 
-    // Length of what follows an apostrophe at `at`, in any case: s d m t ll ve re; or 0.
+    // Returns the length of what follows an apostrophe at `at`, in any case: s d m t ll ve re; or 0.
     std::size_t contraction(std::size_t at) const {
         Char first = char_at(at);
         if (first.code == long_s) return first.length;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t block_bytes = 64;
 
-// One bit per byte of a block. All bytes of a character are in its class.
+// Masks with one bit per byte of a block. All bytes of a character are in its class.
 struct Masks {
     std::uint64_t letter, number, space;
     std::uint64_t continuation = 0;       // bytes after the first of a character
@@ -58,16 +58,16 @@ public:
     }
 
 private:
-    // What a block leaves for the next one; bits are in position 0.
+    // State that a block leaves for the next one; bits are in position 0.
     struct Previous {
         std::uint64_t letter = 0, number = 0, other = 0, space = 0;   // class of the last byte
         std::uint64_t blank = 0;                                      // it is U+0020
-        std::uint32_t open_bytes = 0;                                 // of a character that runs into the next block
+        std::uint32_t open_bytes = 0;                                 // bytes that a character has in the next block
         CharClass open_class = CharClass::other;
         std::uint64_t forced = 0, denied = 0;   // starts that a contraction sets and removes
     };
 
-    // The text's last bytes, padded with spaces: what follows the end counts as white space.
+    // Finds the starts in the text's last bytes, padded with spaces: what follows the end counts as white space.
     std::uint64_t last_block() {
         char padded[block_bytes];
         std::size_t count = text_.size() - at_;
@@ -76,7 +76,7 @@ private:
         return block(padded) & ((1ull << count) - 1);
     }
 
-    // The starts of pieces among the 64 bytes of the block at at_.
+    // Returns the starts of pieces among the 64 bytes of the block at at_.
     std::uint64_t block(const char* bytes) {
         Bytes64 block(bytes);
         std::uint64_t blank = block.equal(' ');
@@ -166,7 +166,7 @@ private:
 
     const CharTable& table_ = CharTable::get();
     std::string_view text_;
-    std::size_t at_ = 0;   // of the current block
+    std::size_t at_ = 0;   // place of the current block
     bool done_ = true;
     Previous previous_;
 };

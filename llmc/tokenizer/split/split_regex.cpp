@@ -1,4 +1,4 @@
-// Pieces by PCRE2: any pattern, and the oracle of the hand-written splitters.
+// Splits by PCRE2: any pattern, and the reference for the hand-written splitters.
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/split/split.h"
@@ -51,7 +51,7 @@ public:
         std::size_t count = 0;
         while (count < capacity && at_ < text_.size()) {
             if (match_end_ <= at_) find();
-            // what lies between two matches is a piece too, so that nothing of the text is lost
+            // text between two matches is a piece too, so that nothing is lost
             at_ = match_begin_ > at_ ? match_begin_ : match_end_;
             ends[count++] = static_cast<std::uint32_t>(at_);
         }
@@ -59,7 +59,7 @@ public:
     }
 
 private:
-    // The next match that is not empty, or an empty one at the end of the text.
+    // Finds the next match that is not empty, or an empty one at the end of the text.
     void find() {
         while (true) {
             int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), search_,
@@ -91,7 +91,7 @@ private:
     pcre2_jit_stack* stack_ = nullptr;
     std::string_view text_;
     std::size_t at_ = 0;       // end of the last piece
-    std::size_t search_ = 0;   // where to look for the next match
+    std::size_t search_ = 0;   // begin of the next search
     std::size_t match_begin_ = 0, match_end_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The hand-written splitters; see split.h for how to get one.
+// Makes the hand-written splitters; see split.h for how to get one.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ std::unique_ptr<PieceSplitter> make_gpt2_splitter();
 // (Llama-3, Qwen). `digits`: a number's pieces have so many at most.
 std::unique_ptr<PieceSplitter> make_cl100k_splitter(int digits, bool whole_end);
 
-// Length of the contraction ('s 't 'm 'd 're 've 'll) that `text`, which begins with an apostrophe, begins with; or 0.
+// Returns the length of the contraction ('s 't 'm 'd 're 've 'll) that `text` begins with; or 0. Its first byte is an
+// apostrophe.
 inline std::size_t gpt2_contraction(std::string_view text) {
     if (text.size() < 2) return 0;
     switch (text[1]) {

@@ -42,7 +42,7 @@ public:
           number_(make_regex_splitter("\\p{N}+")),
           space_(make_regex_splitter("\\s+")) {}
     bool on(std::uint32_t code) {
-        std::string marked = "\x01";   // of no class; joins nothing
+        std::string marked = "\x01";   // belongs to no class; joins nothing
         append_utf8(code, marked);
         marked += '\x01';
         CharClass ours = CharTable::get()[code];
@@ -203,7 +203,7 @@ TEST_CASE("tokenizer_split: a safe cut changes nothing") {
         std::size_t cuts = 0;
         for (int i = 0; i < 3000; i++) {
             std::string text = random_text(random, 1 + random() % 40);
-            // what the reader has seen so far, which may end within a character
+            // the text that the reader has seen so far, which may end within a character
             std::size_t cut = last_safe_cut({rule, ""}, std::string_view(text).substr(0, random() % (text.size() + 1)));
             REQUIRE(cut <= text.size());
             if (cut == 0) continue;
