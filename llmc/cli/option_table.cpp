@@ -373,7 +373,7 @@ void OptionTable::add_options_of_verbs(GenerateOptions& g, ExportOptions& e) {
     number("--tokens", g.tokens, 1, kMost, "most tokens to write");
     number("--top-k", g.top_k, 0, kMost, "draw from the so many likeliest tokens; 0: from all");
     number("--top-p", g.top_p, 0, 1, "draw from the likeliest tokens whose probabilities add up to this; 1: from all");
-    choice("--stop-at-end", g.stop_at_end, "stop at the end-of-text token; 0: write on");
+    choice("--stop-at-end", g.stop_at_end, "stop at a token that ends a text; 0: write on");
 
     group_ = "Export";
     taken_by(export_model);

@@ -44,7 +44,7 @@ TokenSet tokens_of(const Options& options, const std::optional<Tokenizer>& token
             0};
 }
 
-// Where the loader stands before step --samples: at the newest checkpoint before it, and from there on moved by the
+// Returns the loader's state before step --samples: it begins at the newest checkpoint before it, and is moved from there on by the
 // batches of each start.
 LoaderState state_before(const std::vector<CommandLine::Start>& starts, const std::optional<Tokenizer>& tokenizer) {
     const Options& last = starts.back().options;

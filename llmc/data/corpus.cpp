@@ -123,7 +123,7 @@ public:
         return shards;
     }
 
-    bool can_save() const { return held_.empty(); }   // what is held is in no file
+    bool can_save() const { return held_.empty(); }   // held tokens are in no file
     // Puts on the disk what the state tells of; `input`: behind what was appended.
     CorpusState save_point(const InputPosition& input) {
         if (options_.dedup) {
@@ -317,7 +317,7 @@ void make_output_folder(const CorpusOptions& options) {
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
         std::string file = entry.path().filename().string();
-        const bool is_part = file.ends_with(".part");   // of a call that was cut
+        const bool is_part = file.ends_with(".part");   // a call that was cut has left it
         if (is_part) file.resize(file.size() - 5);
         const std::optional<std::string_view> prefix = prefix_of_shard(file);
         if (prefix && (is_part || *prefix == options.name || listed.contains(file))) old.push_back(entry.path());

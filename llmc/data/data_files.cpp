@@ -13,7 +13,7 @@ namespace {
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Whether the word stands in the name with no letter beside it.
+// Returns true if the word stands in the name with no letter beside it.
 bool has_word(const std::string& name, const std::string& word) {
     for (std::size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
         const std::size_t end = at + word.size();

@@ -230,7 +230,7 @@ namespace {
 // Escapes the folders at the pattern's begin that are there by just these names, so that they stand for themselves.
 std::string with_literal_folders(const std::string& pattern) {
     struct stat info {};
-    std::size_t end = 0;   // of what is there
+    std::size_t end = 0;   // end of the folders that exist
     for (std::size_t slash = pattern.find('/'); slash != std::string::npos; slash = pattern.find('/', slash + 1)) {
         if (::stat(pattern.substr(0, slash + 1).c_str(), &info) != 0) break;
         end = slash + 1;

@@ -23,7 +23,7 @@ struct Address {
 inline constexpr const char* kLoopbackHosts[] = {"127.0.0.1", "::1"};
 inline constexpr const char* kAllInterfaces[] = {"0.0.0.0", "::"};
 
-// What a host, a name or digits, means at present: all its addresses, or why there are none.
+// Addresses of a host, given as a name or in digits, at present: all of them, or why there are none.
 struct Resolution {
     std::vector<Address> addresses;
     std::string failure;         // the resolver's words
@@ -31,7 +31,7 @@ struct Resolution {
 };
 Resolution resolve(const std::string& host, int port);   // "localhost": both addresses of loopback, on every machine
 
-// Where a process listens.
+// A place where a process listens.
 struct HostPort {
     std::string host;   // a name or digits, without brackets
     int port = 0;
@@ -43,10 +43,10 @@ HostPort read_host_and_port(const std::string& host, const std::string& port, in
                             const std::string& source);
 std::string to_text(const HostPort& at);   // HOST:PORT, an IPv6 address in brackets
 
-// "localhost", 127.0.0.1 or ::1: the same host, whoever says it. Other names may mean loopback on one host and not on
-// others.
+// Returns true for "localhost", 127.0.0.1 and ::1, which mean the host that says them. Other names may mean loopback on
+// one host and not on others.
 bool is_loopback(const std::string& host);
 
-// Those of all interfaces that are up, in digits, without loopback and without link-local ones of IPv6, which mean
+// Returns the addresses of all interfaces that are up, in digits, without loopback and without link-local ones of IPv6, which mean
 // nothing on another host.
 std::vector<std::string> own_addresses();

@@ -1,4 +1,4 @@
-// What a rank's heartbeats say, by which the watchdog tells ranks that work from ranks that wait.
+// Heartbeats of a rank, by which the watchdog tells ranks that work from ranks that wait.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-// What a rank does, as far as others may have to wait for it.
+// Activity of a rank, as far as others may have to wait for it.
 enum class Activity : char {
     computes = 'c',
     waits = 'h',       // it has collectives under way, for which its host waits
@@ -14,7 +14,7 @@ enum class Activity : char {
     local = 'a',       // local work of any length (Communicator::LocalWork), or start-up
 };
 
-// Of each group that a rank is in, by a hash of its name and members: operations of all its ranks that were asked for.
+// Operations issued in each group that all its ranks take part in, by a hash of the group's name and members.
 using AskedFor = std::map<std::uint64_t, std::uint64_t>;
 
 // How far a rank is.
@@ -25,6 +25,6 @@ struct Place {
     std::string words = "start-up";   // for people
 };
 
-// As a heartbeat: "<progress> <activity> <operations of groups> <words>"; nullopt where the line is none.
+// Write and read a heartbeat: "<progress> <activity> <operations of groups> <words>"; nullopt where the line is none.
 std::string to_text(const Place& place);
 std::optional<Place> place_from(const std::string& line);

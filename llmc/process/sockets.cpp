@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint32_t largest_frame = 64u << 20;
 
-// Those that have become readable within the time.
+// Returns the descriptors that become readable within the time.
 std::vector<int> wait_readable(const std::vector<int>& fds, double seconds) {
     std::vector<pollfd> waiting;
     for (int fd : fds) waiting.push_back({fd, POLLIN, 0});
@@ -104,7 +104,7 @@ int port_of(const Socket& socket) {
     return getsockname(socket.fd(), own.get(), &own.size) == 0 ? own.port() : 0;
 }
 
-// Whether the machine, or its loopback, knows no addresses of a kind.
+// Returns true if the machine, or its loopback, knows no addresses of a kind.
 bool lacks_addresses(int error) { return error == EAFNOSUPPORT || error == EADDRNOTAVAIL; }
 
 }   // namespace

@@ -311,7 +311,7 @@ struct Watchdog::Impl {
         }
     }
 
-    std::string failed(const std::string& why) const {   // of this rank
+    std::string failed(const std::string& why) const {   // this rank
         return text("rank ", place.rank, " on ", place.host, " failed: ", why);
     }
 

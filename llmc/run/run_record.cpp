@@ -72,7 +72,7 @@ std::vector<ChangedOption> changed_options(const std::vector<OptionText>& record
 
 std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path) {
     std::vector<OptionsOfStart> history;
-    std::vector<OptionText> options = record.options;   // of the start at hand, from the last one back
+    std::vector<OptionText> options = record.options;   // options of the current start, from the last one back
     try {
         for (auto start = record.starts.rbegin(); start != record.starts.rend(); ++start) {
             const int after = static_cast<int>(start->at("after_step").as_whole(INT32_MAX));

@@ -24,7 +24,7 @@ namespace host {
 struct FabricAddress {
     std::uint64_t key = 0;         // sent first by whoever connects: strangers do not know it
     std::uint64_t host = 0;        // machine and network namespace
-    sockaddr_in ip4 = {};          // of family 0: it has none, or does not listen there
+    sockaddr_in ip4 = {};          // family 0: it has none, or does not listen there
     sockaddr_in6 ip6 = {};         // likewise
     char unix_name[26] = {};       // in the abstract namespace
 };
