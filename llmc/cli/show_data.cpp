@@ -44,8 +44,8 @@ TokenSet tokens_of(const Options& options, const std::optional<Tokenizer>& token
             0};
 }
 
-// Returns the loader's state before step --samples: it begins at the newest checkpoint before it, and is moved from there on by the
-// batches of each start.
+// Returns the loader's state before step --samples: it begins at the newest checkpoint before it, and is moved from
+// there on by the batches of each start.
 LoaderState state_before(const std::vector<CommandLine::Start>& starts, const std::optional<Tokenizer>& tokenizer) {
     const Options& last = starts.back().options;
     int after = 0;   // the step behind which the state is

@@ -11,8 +11,9 @@
 // The split that an option is about, in which a mixture's source may follow: "val" for --val-data, else "train".
 std::string split_of_option(const std::string& flag);
 
-// Returns the shards of a split ("train", "val") in a folder, sorted by name. Throws Error(bad_data) where the manifest is none, and
-// where without one a name could mean either split; `flag` is the option that names the folder, for messages.
+// Returns the shards of a split ("train", "val") in a folder, sorted by name. Throws Error(bad_data) where the manifest
+// is none, and where without one a name could mean either split; `flag` is the option that names the folder, for
+// messages.
 std::vector<std::string> shards_of_folder(const std::string& flag, const std::string& folder, const std::string& split);
 
 // Returns the files behind a pattern or a folder, sorted by name; none where nothing matches.

@@ -47,6 +47,6 @@ std::string to_text(const HostPort& at);   // HOST:PORT, an IPv6 address in brac
 // one host and not on others.
 bool is_loopback(const std::string& host);
 
-// Returns the addresses of all interfaces that are up, in digits, without loopback and without link-local ones of IPv6, which mean
-// nothing on another host.
+// Returns the addresses of all interfaces that are up, in digits, without loopback and without link-local ones of IPv6,
+// which mean nothing on another host.
 std::vector<std::string> own_addresses();

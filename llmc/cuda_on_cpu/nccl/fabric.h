@@ -22,11 +22,11 @@ namespace host {
 
 // Address of a process: reached by Unix socket when `host` is one's own, else by TCP.
 struct FabricAddress {
-    std::uint64_t key = 0;         // sent first by whoever connects: strangers do not know it
-    std::uint64_t host = 0;        // machine and network namespace
-    sockaddr_in ip4 = {};          // family 0: it has none, or does not listen there
-    sockaddr_in6 ip6 = {};         // likewise
-    char unix_name[26] = {};       // in the abstract namespace
+    std::uint64_t key = 0;     // sent first by whoever connects: strangers do not know it
+    std::uint64_t host = 0;    // machine and network namespace
+    sockaddr_in ip4 = {};      // family 0: it has none, or does not listen there
+    sockaddr_in6 ip6 = {};     // likewise
+    char unix_name[26] = {};   // in the abstract namespace
 };
 
 // Identity of a transfer, the same on both sides.
@@ -64,8 +64,8 @@ public:
     TransferPtr receive(int peer, const TransferKey& key, void* data, std::size_t bytes, const std::string& what);
     void drop(std::uint64_t comm);   // forgets the communicator's unfinished transfers
 
-    bool progress();            // moves what can be moved now; true if anything did
-    void rest(double seconds);  // waits for traffic, at most that long
+    bool progress();             // moves what can be moved now; true if anything did
+    void rest(double seconds);   // waits for traffic, at most that long
     bool lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
 
 private:
@@ -91,12 +91,12 @@ private:
     struct Peer {
         int socket = -1;
         bool lost = false;
-        bool goodbye = false;                        // the peer said goodbye: losing the connection is no surprise
+        bool goodbye = false;   // the peer said goodbye: losing the connection is no surprise
         std::deque<Outgoing> outgoing;
-        std::map<TransferKey, Pending> sends;        // sends that wait for a credit
-        std::map<TransferKey, Header> credits;       // credits that wait for their send
-        std::map<TransferKey, Pending> receives;     // receives that wait for data
-        Header incoming;                             // header being read
+        std::map<TransferKey, Pending> sends;      // sends that wait for a credit
+        std::map<TransferKey, Header> credits;     // credits that wait for their send
+        std::map<TransferKey, Pending> receives;   // receives that wait for data
+        Header incoming;                           // header being read
         std::size_t header_read = 0, payload_read = 0;
     };
 
