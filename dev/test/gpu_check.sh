@@ -149,8 +149,8 @@ step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test bu
 failed_before=$failed
 step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*'
 if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by file, the others are heard too
-    for file in llmc/base/*_test.cu llmc/kernels/*_test.cu llmc/kernels/*/*_test.cu; do
-        [[ $file == *_host_test.cu || $file == *hopper* ]] ||
+    for file in llmc/base/*_test.c* llmc/kernels/*_test.c* llmc/kernels/*/*_test.c*; do
+        [[ $file == *_host_test.* || $file == *hopper* || $file == *_onednn_test.* ]] ||
             step kernels "${file##*/}" 40 build/cuda/unit_test build/cuda/unit_test -sf="*${file##*/}"
     done
 fi

@@ -1,6 +1,7 @@
 #include "llmc/mesh/mesh.h"
 
-#include <iterator>
+#include <algorithm>
+#include <array>
 
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
@@ -9,23 +10,23 @@ namespace {
 
 // One axis of a mesh: its ranks, and how far apart in the world two of them are that differ by one along it.
 struct AxisRow {
+    Axis axis;
     const char* name;
     int (*ranks)(const MeshShape&);
     int (*stride)(const MeshShape&);
 };
 using M = const MeshShape&;
-constexpr AxisRow axis_rows[] = {
-    // by Axis
-    {"pp", [](M m) { return m.pp; }, [](M m) { return m.stage(); }},
-    {"dp", [](M m) { return m.dp; }, [](M m) { return m.cp * m.tp; }},
-    {"cp", [](M m) { return m.cp; }, [](M m) { return m.tp; }},
-    {"replica", [](M m) { return m.dp * m.cp / m.shards(); }, [](M m) { return m.shards() * m.tp; }},
-    {"shard", [](M m) { return m.shards(); }, [](M m) { return m.tp; }},
-    {"tp", [](M m) { return m.tp; }, [](M) { return 1; }},
-    {"holder", [](M m) { return m.stage() / m.ep; }, [](M m) { return m.ep; }},
-    {"ep", [](M m) { return m.ep; }, [](M) { return 1; }},
-};
-static_assert(std::size(axis_rows) == mesh_axes.size());
+constexpr std::array<AxisRow, mesh_axes.size()> axis_rows{{
+    {Axis::pp, "pp", [](M m) { return m.pp; }, [](M m) { return m.stage(); }},
+    {Axis::dp, "dp", [](M m) { return m.dp; }, [](M m) { return m.cp * m.tp; }},
+    {Axis::cp, "cp", [](M m) { return m.cp; }, [](M m) { return m.tp; }},
+    {Axis::replica, "replica", [](M m) { return m.dp * m.cp / m.shards(); }, [](M m) { return m.shards() * m.tp; }},
+    {Axis::shard, "shard", [](M m) { return m.shards(); }, [](M m) { return m.tp; }},
+    {Axis::tp, "tp", [](M m) { return m.tp; }, [](M) { return 1; }},
+    {Axis::holder, "holder", [](M m) { return m.stage() / m.ep; }, [](M m) { return m.ep; }},
+    {Axis::ep, "ep", [](M m) { return m.ep; }, [](M) { return 1; }},
+}};
+static_assert(std::ranges::equal(axis_rows, mesh_axes, {}, &AxisRow::axis));
 
 const AxisRow& row_of(Axis axis) { return axis_rows[static_cast<std::size_t>(axis)]; }
 
@@ -38,7 +39,8 @@ int coordinate_of(const MeshShape& shape, int rank, Axis axis) {
 int MeshShape::along(Axis axis) const { return row_of(axis).ranks(*this); }
 
 int rank_of(const MeshShape& shape, const MeshCoordinates& at) {
-    return ((at.pp * shape.dp + at.dp) * shape.cp + at.cp) * shape.tp + at.tp;
+    auto along = [&](Axis axis, int coordinate) { return coordinate * row_of(axis).stride(shape); };
+    return along(Axis::pp, at.pp) + along(Axis::dp, at.dp) + along(Axis::cp, at.cp) + along(Axis::tp, at.tp);
 }
 
 MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {

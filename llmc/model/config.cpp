@@ -7,10 +7,17 @@
 #include <optional>
 #include <type_traits>
 
+#include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 #include "llmc/kernels/attention/attention.h"
 
 namespace {
+
+constexpr MlpTraits mlp_kinds[] = {
+    {.kind = MlpKind::gelu, .name = "gelu", .gated = false, .times = 4, .in_matmul = true},
+    {.kind = MlpKind::swiglu, .name = "swiglu", .gated = true, .times = 8, .over = 3, .unit = 256, .in_matmul = false},
+};
+static_assert(mlp_kinds[0].kind == MlpKind{0} && mlp_kinds[1].kind == MlpKind{1});
 
 struct NamedSize {
     const char* name;
@@ -209,8 +216,10 @@ std::vector<ModelField> make_fields() {
     named(field<&Config::positions>("positions", "positions",
                                     "an embedding that is learned, as in GPT-2, or rotary (RoPE), as in Llama"),
           {"learned", "rotary"}, false);
+    std::vector<const char*> mlp_names;
+    for (const MlpTraits& kind : mlp_kinds) mlp_names.push_back(kind.name);
     named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, or SwiGLU, as in Llama"),
-          {traits_of(MlpKind::gelu).name, traits_of(MlpKind::swiglu).name}, false);
+          mlp_names, false);
     named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
     named(field<&Config::qk_norm>("qk-norm", "qk_norm",
                                   "RMSNorm of each head of queries and keys, as in Qwen3, or of whole rows of them, "
@@ -328,17 +337,15 @@ std::string beyond_llmc(const ModelConfig& config) {
 }
 
 const MlpTraits& traits_of(MlpKind kind) {
-    static constexpr MlpTraits kinds[] = {
-        {.name = "gelu", .gated = false, .width = 4, .unit = 1, .in_matmul = true},
-        {.name = "swiglu", .gated = true, .width = 8.0 / 3, .unit = 256, .in_matmul = false},
-    };
-    return kinds[static_cast<std::size_t>(kind)];
+    const auto index = static_cast<std::size_t>(kind);
+    ENSURE(index < std::size(mlp_kinds), "MLP kind ", index, " has no row in the table");
+    return mlp_kinds[index];
 }
 
 std::int64_t ModelConfig::mlp_width() const {
     if (own_mlp_width > 0) return own_mlp_width;
     const MlpTraits& kind = traits_of(mlp);
-    const auto width = static_cast<std::int64_t>(kind.width * static_cast<double>(channels));
+    const std::int64_t width = kind.times * channels / kind.over;
     return (width + kind.unit - 1) / kind.unit * kind.unit;
 }
 

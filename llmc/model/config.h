@@ -22,11 +22,12 @@ enum class NormPosition : std::uint8_t { before, after };
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
 struct MlpTraits {
-    const char* name;    // value of --mlp
-    bool gated;          // the first layer makes F gates and F ups
-    double width;        // F as a multiple of C where nobody gives it,
-    std::int64_t unit;   // rounded up to a multiple of this
-    bool in_matmul;      // cuBLASLt's epilogues apply the activation and its derivative
+    MlpKind kind;
+    const char* name;                   // value of --mlp
+    bool gated;                         // the first layer makes F gates and F ups
+    std::int64_t times = 1, over = 1;   // F = times C / over where nobody gives it,
+    std::int64_t unit = 1;              // rounded up to a multiple of this
+    bool in_matmul;                     // cuBLASLt's epilogues apply the activation and its derivative
 };
 const MlpTraits& traits_of(MlpKind kind);
 // RMSNorm of queries and keys before rotation: of each head (Qwen3), or of all heads of a row (OLMo2).

@@ -19,4 +19,6 @@ TEST_CASE("pipeline: stages are balanced by what a layer of the model computes")
     CHECK(first_stage(config) == 13);
     config.mlp = MlpKind::swiglu;   // V / (5.1 C + T) = 8.0
     CHECK(first_stage(config) == 12);
+    config.experts = 8, config.own_experts_per_token = 4;   // four MLPs: V / (14.1 C + T) = 3.3
+    CHECK(first_stage(config) == 10);
 }

@@ -3,8 +3,8 @@
 namespace {
 
 // Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this turn, in
-// which links between other stages are made.
-Communicator* make_link(World& world, const char* what, int turn, int from, int to, bool exists) {
+// which links between other stages are made. A link is known by its name: `what` tells apart those of several sets.
+Communicator* make_link(World& world, const std::string& what, int turn, int from, int to, bool exists) {
     const int own = world.at().pp;
     if (!exists || (own != from && own != to)) return world.link(text("no pp ", what, " in turn ", turn), -1, -1);
     auto rank_at = [&](int stage) {
@@ -21,14 +21,15 @@ PipelineLinks pipeline_links(World& world, bool ring, bool tied) {
     PipelineLinks links;
     const int p = world.mesh().pp, own = world.at().pp;
     if (p == 1) return links;
+    const std::string set = ring ? "ring " : "";
     auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
     for (int turns = 0; turns < (ring && p % 2 == 1 ? 3 : 2); turns++) {
         const int next = own, previous = (own + p - 1) % p;   // the links to the next stage and from the previous
         const bool up = turn(next) == turns, down = turn(previous) == turns;   // never both
         const int link = up ? next : previous, after = (link + 1) % p;
         const bool exists = (up || down) && (ring || link < p - 1);
-        Communicator* const forward = make_link(world, "forward", turns, link, after, exists);
-        Communicator* const backward = make_link(world, "backward", turns, after, link, exists);
+        Communicator* const forward = make_link(world, set + "forward", turns, link, after, exists);
+        Communicator* const backward = make_link(world, set + "backward", turns, after, link, exists);
         if (up) links.output = forward, links.output_gradient = backward;
         if (down) links.input = forward, links.input_gradient = backward;
     }

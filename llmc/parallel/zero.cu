@@ -8,9 +8,6 @@
 
 namespace {
 
-// True if the span holds experts that are dealt out.
-bool is_of_experts(const SpanPlace& span) { return span.zero.contains(Axis::holder); }
-
 template <class P, class G>
 class ZeroRank : public Zero {
 public:
@@ -38,8 +35,8 @@ private:
     const std::vector<SpanPlace>& spans(int slot) const {
         return storage_.units()[static_cast<std::size_t>(slot)].spans;
     }
-    Communicator* group(const SpanPlace& span) const { return is_of_experts(span) ? groups_.holders : groups_.zero; }
-    Communicator* replicas(const SpanPlace& span) const { return is_of_experts(span) ? nullptr : groups_.replicas; }
+    Communicator* group(const SpanPlace& span) const { return span.is_dealt() ? groups_.holders : groups_.zero; }
+    Communicator* replicas(const SpanPlace& span) const { return span.is_dealt() ? nullptr : groups_.replicas; }
     template <class PerTensor>
     void for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
     template <class T>

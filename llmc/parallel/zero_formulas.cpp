@@ -38,7 +38,7 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
     auto add_span = [&](const UnitPlace& unit, const SpanPlace& span) {
         const int ranks = group_size(mesh, span.zero), rank = group_rank(mesh, storage.place().at, span.zero);
         const double f = static_cast<double>(ranks - 1) / ranks;
-        const double copies = span.zero.contains(Axis::holder) ? 1 : group_size(mesh, replica_axes);
+        const double copies = span.is_dealt() ? 1 : group_size(mesh, replica_axes);
         double padded = static_cast<double>(span.padded);
         for (int i : span.tensors) {
             const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];

@@ -111,6 +111,8 @@ Communicator* World::group(AxisSet axes) {
 
 Communicator* World::link(const std::string& name, int from, int to) {
     const bool member = from >= 0;
+    ENSURE(!member || rank() == from || rank() == to, "rank ", rank(), " is at neither end of link ", name, ": ", from,
+           " to ", to);
     const auto [at, is_new] = groups_.try_emplace({name, {from, to}});
     std::unique_ptr<Communicator>& link = at->second;
     if (all_ == nullptr || !is_new || (planned_ && !member)) return link.get();

@@ -33,13 +33,6 @@ std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena&
 
 }   // namespace
 
-double step_sum_bytes(const MeshShape& mesh, const ModelConfig& model) {
-    const double f = static_cast<double>(mesh.size() - 1) / mesh.size();
-    const double counts = sizeof(std::int32_t) * static_cast<double>(model.layers * model.experts);
-    const double experts = model.experts == 0 ? 0 : counts + 2 * sizeof(double);   // and two losses
-    return 2 * f * (sizeof(double) * step_sums + experts);
-}
-
 Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage),
       grad_clip_(options.grad_clip),

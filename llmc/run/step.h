@@ -31,9 +31,6 @@ struct StepResult {
 // and at the end the sum of squares of the gradients.
 inline constexpr std::size_t step_sums = 5;
 
-// Bytes that a rank sends in a step for these, and for the loads and losses of experts.
-double step_sum_bytes(const MeshShape& mesh, const ModelConfig& model);
-
 class Step {
 public:
     // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward()

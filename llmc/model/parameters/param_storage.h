@@ -37,6 +37,8 @@ struct SpanPlace {
     std::int64_t offset = 0, padded = 0;      // offset in its unit's whole buffer, and elements
     std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
     std::vector<int> tensors = {};            // indices in the storage's tensors
+
+    bool is_dealt() const { return zero.contains(Axis::holder); }   // experts that are dealt out
 };
 
 struct UnitPlace {

@@ -44,9 +44,7 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
                         .writes_residual = writes_residual,
                         .decays = true});
     };
-    auto hidden = [&](std::int64_t width) {
-        return config.gated() ? std::vector{width, width} : std::vector{width};
-    };
+    auto hidden = [&](std::int64_t width) { return config.gated() ? std::vector{width, width} : std::vector{width}; };
     add("mlp.router.weight", 1, {E}, C, false);
     if (const std::int64_t S = config.shared_experts * F; S > 0) {
         add("mlp.shared.c_fc.weight", 1, hidden(S), C, false);
@@ -62,6 +60,14 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
 static std::int64_t most_held_rows(const RankSizes& sizes) {
     const std::int64_t K = sizes.model.experts_per_token(), held = sizes.model.experts / sizes.ep;
     return std::int64_t{sizes.residual_rows()} * sizes.ep * std::min(K, held);
+}
+
+bool Experts::gated() const {
+    switch (model().mlp) {   // the activations that llmc/kernels/experts has
+        case MlpKind::gelu: return false;
+        case MlpKind::swiglu: return true;
+    }
+    return false;
 }
 
 std::vector<KeptTensor> Experts::kept(const RankSizes& sizes) {

@@ -71,7 +71,7 @@ private:
     int experts() const { return static_cast<int>(model().experts); }
     int chosen() const { return static_cast<int>(model().experts_per_token()); }
     int rows() const { return tools_.sizes.residual_rows(); }
-    bool gated() const { return model().gated(); }
+    bool gated() const;
     RouterKind router_kind() const;
     Matrices matrices(const SublayerPlace& place, const char* name, int of_experts) const;
     // True if experts are dealt out. held_rows(): rows of this rank's experts, then from all these ranks, else from

@@ -495,7 +495,7 @@ std::optional<std::string> damaged(const Layout& layout, Damage damage, const Si
             if (damage == Damage::none || !site.chosen(call, rank.stage().sizes().rows())) return make(call);
             hits++;
             if (damage == Damage::dropped) return;
-            if (call.in != nullptr) double_values(const_cast<void*>(call.in), call.type, call.count, call.stream);
+            if (call.in != nullptr) double_values(const_cast<void*>(call.in), call.type, 0, call.count, call.stream);
             make(call);
         };
         if (group != nullptr) group->set_tap(tap);

@@ -32,8 +32,7 @@ public:
             if (std::string(call.operation) == "all-reduce") {
                 make(call);   // and once more: a sum of equal sums
             } else {
-                const bool doubled = double_values(const_cast<void*>(call.in), call.type, call.count, call.stream);
-                ENSURE(doubled, "a type that no gradient or parameter has");
+                double_values(const_cast<void*>(call.in), call.type, 0, call.count, call.stream);
             }
             make(call);
         };

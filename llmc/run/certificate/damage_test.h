@@ -8,8 +8,8 @@
 
 namespace certificate {
 
-// Doubles `count` elements of device memory in place, on the stream: x += x. Returns false, and changes nothing, where
-// `type` is neither fp32 nor bf16, which gradients, parameters and activations are.
-bool double_values(void* data, ncclDataType_t type, std::size_t count, cudaStream_t stream);
+// Doubles elements [first, first + count) of device memory in place, on the stream: x += x. `type` must be fp32 or
+// bf16, as gradients, parameters and activations are.
+void double_values(void* data, ncclDataType_t type, std::size_t first, std::size_t count, cudaStream_t stream);
 
 }   // namespace certificate
