@@ -41,6 +41,16 @@ expect 65 "learned/val_000001.bin: learned/manifest.json does not list this file
 rm learned/val_000001.bin
 set +f
 
+# ---- a tokenizer over another one: none of its files stays
+mkdir imported && cp learned/tokenizer.json imported
+echo '{"eos_token_id": 65}' >imported/generation_config.json && echo '{{ messages }}' >imported/chat_template.jinja
+expect 0 "training and" "$tokenize" -q --tokenizer imported --output over text.txt
+[ -e over/generation_config.json ] && [ -e over/chat_template.jinja ]
+verdict $? "the files of an imported tokenizer: $(ls over)"
+expect 0 "training and" "$tokenize" -q --tokenizer bytes --output over --overwrite text.txt
+[ "$(ls over | xargs)" = "manifest.json tokenizer.bin tokenizer.json train_000000.bin" ]
+verdict $? "and none of them behind another tokenizer: $(ls over)"
+
 # ---- names are for people: the manifest says which shards are which
 for name in web pretrain constrained train eval retrieval val; do
     expect 0 "3000 validation tokens" "$tokenize" -q --output named --overwrite --name $name --val-tokens 3000 text.txt
@@ -127,6 +137,13 @@ expect 65 'mixed.jsonlines: line 7, offset 216: the field "text" is null, expect
 expect 0 '  passed over 2 bad lines, the first: mixed.jsonlines: line 7, ' \
     "$tokenize" -q --tokenizer bytes --output json --overwrite --skip-bad-lines mixed.jsonlines
 check "what is left without bad lines" same_shards plain json
+{ echo '[1, 2]' && cat many.jsonl; } >bracket.jsonl
+expect 65 'bracket.jsonl: line 1, offset 0: this line is not JSON: ' "$tokenize" -q --tokenizer bytes --output json --overwrite bracket.jsonl
+expect 0 '  passed over 1 bad line: bracket.jsonl: line 1, ' \
+    "$tokenize" -q --tokenizer bytes --output json --overwrite --skip-bad-lines bracket.jsonl
+check "what is left without a line that begins with a bracket" same_shards plain json
+expect 65 'no text to learn from: all 1 lines were passed over' \
+    "$tokenize" -q --train 300 --output json --overwrite --skip-bad-lines --field none one.jsonl
 expect 0 'passed over 2 bad lines, the first: ' "$tokenize" -q --train 300 --output json --overwrite --skip-bad-lines mixed.jsonlines
 expect 65 'all 1 lines were passed over' "$tokenize" -q --output json --overwrite --skip-bad-lines --field none one.jsonl
 expect 0 "of 1 documents" "$tokenize" -q --tokenizer bytes --output json --overwrite --format text many.json

@@ -163,7 +163,7 @@ void add_input_options(CLI::App& app, Options& options) {
         ->transform(one_of(formats));
     app.add_option("--field", input.field, "field of a JSON line that holds the text")->capture_default_str();
     app.add_flag("--skip-bad-lines", input.skip_bad_lines,
-                 "pass over JSON lines without a text in that field; count them");
+                 "pass over JSON lines, and objects of lists, without a text in that field; count them");
     app.add_option("--separator", input.separator, "text between documents (\\n: newline); else a file is one document")
         ->transform([](const std::string& spelled) { return unescape(spelled); });
     app.add_flag("--keep-separator", input.keep_separator, "leave it at the end of the document before it")

@@ -13,6 +13,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
+#include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace fs = std::filesystem;
@@ -243,11 +244,12 @@ std::optional<std::string_view> prefix_of_shard(std::string_view file) {
 
 std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
 
-// Returns a hash of everything that the shards follow from: tokenizer, options, and name, size and time of every input.
+// Returns a hash of everything that the shards follow from: the tokenizer's tokens and rules, options, and name, size
+// and time of every input.
 std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
     std::string all =
-        text("drawn by content ", hash_to_text(tokenizer.hash()), " ", tokenizer.vocab_size(), " ", o.name, " ",
-             o.shard_tokens, o.dedup, o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ",
+        text("drawn by content ", hash_to_text(tokenizer.hash()), " ", hash64(to_huggingface(tokenizer.data())), " ",
+             o.name, " ", o.shard_tokens, o.dedup, o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ",
              static_cast<int>(o.input.format), o.input.skip_bad_lines, o.input.field, " ", o.input.separator.size(),
              o.input.separator, o.input.keep_separator, o.input.strip, o.input.max_bytes, " ",
              static_cast<int>(o.encoding.special), static_cast<int>(o.encoding.invalid));
@@ -275,28 +277,31 @@ std::optional<CorpusState> earlier_state(const CorpusOptions& options, std::uint
     return state && state->asked == asked && state->input.file <= options.input.files.size() ? state : std::nullopt;
 }
 
-// The shards that a manifest, or a state of an unfinished corpus, lists; none where the file is absent or neither.
-std::set<std::string> listed_shards(const std::string& path) {
-    std::set<std::string> names;
-    std::error_code unknown;
-    if (!fs::is_regular_file(path, unknown)) return names;
-    const std::string content = read_whole(real_files(), path);
-    auto add = [&](const std::vector<ShardInfo>& shards) {
-        for (const ShardInfo& shard : shards) {
-            if (prefix_of_shard(shard.file)) names.insert(shard.file);
+// Collects what earlier calls have written into a folder.
+struct EarlierShards {
+    std::set<std::string> files;   // as listed
+    std::set<std::string> names;   // CorpusOptions::name of calls that did not come to an end: all shards of that name
+
+    void add(const std::vector<ShardInfo>& shards) {
+        for (const ShardInfo& shard : shards) files.insert(shard.file);
+    }
+    // Adds what a manifest, or a state of an unfinished corpus, tells; nothing where the file is absent or neither.
+    void add_told_by(const std::string& path) {
+        std::error_code unknown;
+        if (!fs::is_regular_file(path, unknown)) return;
+        const std::string content = read_whole(real_files(), path);
+        if (const std::optional<CorpusState> state = corpus_state_from(content)) {
+            if (state->name) names.insert(*state->name);
+            add(state->train.shards);
+            add(state->val.shards);
+            return;
         }
-    };
-    if (const std::optional<CorpusState> state = corpus_state_from(content)) {
-        add(state->train.shards);
-        add(state->val.shards);
-        return names;
+        try {
+            add(parse_manifest(content, path).shards);
+        } catch (const Error&) {   // it is replaced, whatever it is
+        }
     }
-    try {
-        add(parse_manifest(content, path).shards);
-    } catch (const Error&) {   // it is replaced, whatever it is
-    }
-    return names;
-}
+};
 
 // Makes the folder, without what earlier calls wrote there under any name, and with nothing else removed. The manifest
 // goes first, for it says that the folder is complete; it is kept aside until all that it lists is gone, so that a call
@@ -307,20 +312,26 @@ void make_output_folder(const CorpusOptions& options) {
     if (!fs::is_directory(options.output)) {
         throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
     }
-    const std::string unfinished = unfinished_file(options), note = "tokenize writes here, or was cut while it did\n";
+    CorpusState begun;
+    begun.name = options.name;
+    const std::string unfinished = unfinished_file(options), note = to_text(begun);
     const fs::path manifest = fs::path(options.output) / manifest_file_name;
     const fs::path replaced = fs::path(options.output) / replaced_file_name;
     if (!real_files().exists(unfinished)) write_whole(real_files(), unfinished, note);
     if (fs::exists(manifest)) fs::rename(manifest, replaced);
-    std::set<std::string> listed = listed_shards(replaced.string());
-    listed.merge(listed_shards(unfinished));
+    EarlierShards earlier;
+    earlier.names.insert(options.name);
+    earlier.add_told_by(replaced.string());
+    earlier.add_told_by(unfinished);
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(options.output)) {
         std::string file = entry.path().filename().string();
         const bool is_part = file.ends_with(".part");   // a call that was cut has left it
         if (is_part) file.resize(file.size() - 5);
         const std::optional<std::string_view> prefix = prefix_of_shard(file);
-        if (prefix && (is_part || *prefix == options.name || listed.contains(file))) old.push_back(entry.path());
+        if (prefix && (is_part || earlier.names.contains(std::string(*prefix)) || earlier.files.contains(file))) {
+            old.push_back(entry.path());
+        }
     }
     for (const fs::path& path : old) fs::remove(path);
     write_whole(real_files(), unfinished, note);
@@ -339,7 +350,8 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, 
     const char* const equal = " Equal documents are on the same side.";
     if (documents == 0 && skipped.count > 0) {
         throw Error(ErrorKind::bad_data,
-                    text("no tokens: all ", skipped.count, " lines were passed over, the first: ", skipped.first));
+                    text("no tokens: all ", skipped.count, " lines were passed over, the first: ", skipped.first),
+                    "Name the field that holds the text with --field.");
     }
     if (manifest.tokens("train") == 0) {
         const std::vector<std::string>& files = options.input.files;
@@ -399,6 +411,7 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
         report({work.behind.bytes_read, work.bytes_total, splits->tokens(), work.behind.documents, bytes_before});
         if (!saves || !splits->can_save() || steady_seconds() - saved < options.save_seconds) return;
         CorpusState state = splits->save_point(work.behind);
+        state.name = options.name;
         state.asked = asked;
         write_whole(real_files(), unfinished_file(options), to_text(state));
         saved = steady_seconds();

@@ -37,6 +37,7 @@ SplitState split_from(const Json& json) {
 CorpusState state_from(const Json& json) {
     if (json.at("format").as_text() != kFormat || whole(json, "version") != 1) throw JsonError("another format");
     CorpusState state;
+    if (const Json* name = json.find("name"); name != nullptr && !name->is_null()) state.name = name->as_text();
     state.asked = hash_from_text(json.at("asked").as_text());
     const Json& input = json.at("input");
     state.input = {whole(input, "file"),      whole(input, "offset"),
@@ -59,10 +60,12 @@ CorpusState state_from(const Json& json) {
 }   // namespace
 
 std::string to_text(const CorpusState& s) {
-    Json files = Json::array();
+    Json name, files = Json::array();
+    if (s.name) name = *s.name;
     for (const SourceCount& file : s.files) files.append(Json::array({file.documents, file.tokens, file.bytes}));
     return to_text(Json::object({{"format", kFormat},
                                  {"version", 1},
+                                 {"name", std::move(name)},
                                  {"asked", hash_to_text(s.asked)},
                                  {"input", Json::object({{"file", s.input.file},
                                                          {"offset", s.input.offset},

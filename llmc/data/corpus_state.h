@@ -1,14 +1,15 @@
 // How far the preparation of a corpus has come: tokenize.unfinished in its folder, from which a call that was cut goes
 // on. Written whole every few seconds, after what it tells of is on the disk.
 //
-//   {"format":"unfinished shards","version":1,"asked":"0123456789abcdef",
+//   {"format":"unfinished shards","version":1,"name":"web","asked":"0123456789abcdef",
 //    "input":{"file":3,"offset":1048576,"line":1,"in_document":true,"documents":70,"bytes":9000000},
 //    "validation":false,"duplicates":2,"seen":68,"skipped":[1,"a.jsonl: line 3, ..."],
 //    "train":{"shards":[as in manifest.json],"open_tokens":12345},"val":{...},
 //    "files":[[documents,tokens,bytes],...]}
-// "asked": a hash of the options, the tokenizer, and of every input its name, size and time. "seen": with --dedup, how
-// many hashes of documents (32 digits each) stand in tokenize.seen. "skipped": how many lines --skip-bad-lines has
-// passed over, and the message about the first.
+// "name": CorpusOptions::name; until the first state is saved, and of input from which no call can go on, nothing else
+// is told. "asked": a hash of the options, the tokenizer, and of every input its name, size and time. "seen": with
+// --dedup, how many hashes of documents (32 digits each) stand in tokenize.seen. "skipped": how many lines
+// --skip-bad-lines has passed over, and the message about the first.
 #pragma once
 
 #include <optional>
@@ -31,6 +32,7 @@ struct SplitState {
 };
 
 struct CorpusState {
+    std::optional<std::string> name;   // none: an older program has left it
     std::uint64_t asked = 0;
     InputPosition input;
     bool document_is_val = false;   // the one that goes on

@@ -1,13 +1,10 @@
 #include "llmc/data/corpus.h"
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <random>
 #include <set>
 
@@ -183,7 +180,13 @@ TEST_CASE("tokenizer_corpus: JSONL, separators, limits and refusals") {
     options.input.field = "absent";
     CHECK_THROWS_AS(prepare(options), Error);
     options.input.skip_bad_lines = true;
-    CHECK_THROWS_WITH_AS(prepare(options), doctest::Contains("all 2 lines were passed over, the first: "), Error);
+    try {
+        prepare(options);
+        FAIL("accepted");
+    } catch (const Error& problem) {
+        CHECK(problem.message().find("all 2 lines were passed over, the first: ") != std::string::npos);
+        CHECK(problem.hint().find("--field") != std::string::npos);
+    }
 }
 
 TEST_CASE("tokenizer_corpus: lines that are passed over are no documents, whatever the threads") {
@@ -317,125 +320,6 @@ TEST_CASE("tokenizer_parallel: results come in order, and of several errors the 
         CHECK_THROWS_WITH(InOrder<int>(threads).run(take, failing, [&](int& item) { delivered.push_back(item); }),
                           "40");
         CHECK(delivered.size() == 40);
-    }
-}
-
-namespace {
-
-// All files of a folder, by name.
-std::map<std::string, std::string> files_in(const std::string& folder) {
-    std::map<std::string, std::string> files;
-    for (const std::string& name : real_files().list(folder))
-        files[name] = read_whole(real_files(), folder + "/" + name);
-    return files;
-}
-
-// A process that prepares the corpus and is gone, as if killed, when it reports for the `at`th time; false: it was
-// done before.
-bool is_cut(const CorpusOptions& options, int at) {
-    const pid_t child = fork();
-    if (child == 0) {
-        int reports = 0;
-        try {
-            prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress&) {
-                if (++reports == at) _exit(9);
-            });
-        } catch (const std::exception& problem) {
-            std::fprintf(stderr, "%s\n", problem.what());
-            _exit(1);
-        }
-        _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    REQUIRE(WIFEXITED(status));
-    CHECK((WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 9));
-    return WEXITSTATUS(status) == 9;
-}
-
-}   // namespace
-
-TEST_CASE("tokenizer_corpus: a call that is cut again and again goes on to the same bytes") {
-    TemporaryFolder folder;
-    std::mt19937 random(5);
-    CorpusOptions options;
-    for (int file = 0; file < 4; file++) {   // a long text, lines and a list, many objects twice, some without a text
-        std::string content = file == 3 ? "[" : "";
-        for (int line = 0; line < 40'000; line++) {
-            if (file == 3 && line > 0) content += ",";
-            content += file == 0          ? text("word", random() % 5000, " ")
-                       : line % 1000 == 9 ? "{\"text\": null}\n"
-                                          : text("{\"text\": \"number ", random() % 50'000, " of many lines\"}\n");
-        }
-        if (file == 3) content += "]";
-        options.input.files.push_back(folder / text(file, file == 0 ? ".txt" : file == 3 ? ".json" : ".jsonl"));
-        const std::string once = content;   // batches have at most 8 MiB: the text is cut within
-        while (file == 0 && content.size() < (20u << 20)) content += once;
-        write_file(options.input.files.back(), content);
-    }
-    options.input.skip_bad_lines = true;
-    options.shard_tokens = 300'000;
-    options.threads = 2;
-    for (int variant = 0; variant < 4; variant++) {
-        options.dedup = variant % 2 == 1;
-        options.val_files = variant < 2 ? 1 : 0;   // the long text, within which the call is cut
-        options.val_tokens = variant < 2 ? 0 : 400'000;
-        options.output = folder / text("whole", variant);
-        options.save_seconds = 1e6;
-        prepare(options);
-        const auto whole = files_in(options.output);
-        options.output = folder / text("cut", variant);
-        options.save_seconds = 0;
-        int cuts = 0;
-        std::uint64_t before = 0;
-        while (cuts < 20 && is_cut(options, 1 + static_cast<int>(random() % 2))) cuts++;
-        MESSAGE(cuts, " cuts");
-        CHECK(cuts > 4);
-        const SkippedLines skipped = prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) {
-                                         before = p.bytes_before;
-                                     }).skipped;
-        CHECK(skipped.count == 120);
-        CHECK(skipped.first.find("1.jsonl: line 10, ") != std::string::npos);
-        const auto cut = files_in(options.output);
-        CHECK(cut.size() == whole.size());
-        for (const auto& [name, content] : whole) {
-            CHECK_MESSAGE((cut.contains(name) && cut.at(name) == content), name);
-        }
-    }
-}
-
-TEST_CASE("tokenizer_corpus: what was cut is begun anew where options or an input are others") {
-    TemporaryFolder folder;
-    std::string content;
-    for (int line = 0; line < 200'000; line++) content += text("line ", line, " of a text\n");
-    write_file(folder / "a.txt", content);
-    CorpusOptions options;
-    options.input.files = {folder / "a.txt"};
-    options.input.separator = "\n";
-    options.output = folder / "out";
-    options.save_seconds = 0;
-    const auto bytes_before = [&] {
-        std::uint64_t before = 0;
-        prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) { before = p.bytes_before; });
-        return before;
-    };
-    REQUIRE(is_cut(options, 3));
-    CHECK(bytes_before() > 0);
-    CHECK(bytes_before() == 0);   // it is complete
-    REQUIRE(is_cut(options, 3));
-    options.shard_tokens = 1'000'000;
-    CHECK(bytes_before() == 0);
-    REQUIRE(is_cut(options, 3));
-    write_file(folder / "a.txt", content + "more\n");
-    CHECK(bytes_before() == 0);
-    REQUIRE(is_cut(options, 3));
-    for (const std::string& name : real_files().list(options.output)) {
-        if (name.starts_with("train_")) std::filesystem::resize_file(options.output + "/" + name, 2000);
-    }
-    CHECK(bytes_before() == 0);
-    CHECK(real_files().list(options.output).size() > 3);
-    for (const std::string& name : real_files().list(options.output)) {
-        CHECK_MESSAGE((!name.ends_with(".part") && !name.starts_with("tokenize.")), name);
     }
 }
 

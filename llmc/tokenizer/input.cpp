@@ -163,6 +163,8 @@ bool DocumentReader::State::next(InputBatch& batch) {
     batch.parts.clear();
     while (!finished && file < options.files.size() && batch.bytes.size() < batch_bytes) {
         if (!stream) {
+            finished = read_bytes >= options.max_bytes;   // separators may have gone beyond
+            if (finished) break;
             std::error_code unknown;   // opening it will tell
             if (file_name() != "-" && fs::is_directory(file_name(), unknown)) {
                 throw Error(ErrorKind::io, text(file_name(), " is a folder"));
@@ -304,7 +306,9 @@ void DocumentReader::State::pass_over_white() {
 void DocumentReader::State::bad_list(const std::string& what) const {
     throw Error(ErrorKind::bad_data,
                 text(file_name(), ": line ", line, ", offset ", offset, ": this is not a JSON list: ", what),
-                "A list is [{...}, {...}]; `--format text` takes the file as text.");
+                text("A list is [{...}, {...}]; ",
+                     options.skip_bad_lines ? "--skip-bad-lines passes over objects in it, and nothing else; " : "",
+                     "`--format text` takes the file as text."));
 }
 
 DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {

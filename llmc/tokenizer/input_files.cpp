@@ -51,6 +51,8 @@ private:
             into_.files.push_back(path);
         } else if (fs::exists(status)) {
             pass_over("neither file nor folder", path);
+        } else if (!fs::status_known(status) && why != std::errc::too_many_symbolic_link_levels) {
+            fail(path, why.message());
         } else {
             pass_over("leading nowhere", path);
         }
@@ -75,8 +77,8 @@ private:
         return names;
     }
 
-    [[noreturn]] static void fail(const std::string& folder, const std::string& why) {
-        throw Error(ErrorKind::io, text("cannot read the folder ", folder, ": ", why),
+    [[noreturn]] static void fail(const std::string& path, const std::string& why) {
+        throw Error(ErrorKind::io, text("cannot read ", path, ": ", why),
                     "Make it readable, or name as inputs what is to be read.");
     }
 

@@ -87,6 +87,19 @@ TEST_CASE("input files: loops of links end, each folder is read once, and what i
     CHECK(tree.find("in").passed_over.find("1 neither file nor folder (in/pipe)") != std::string::npos);
 }
 
+TEST_CASE("input files: what cannot be looked at ends the call, and is not taken for a link that leads nowhere") {
+    Tree tree;
+    for (const char* name : {"in/a.txt", "one.txt"}) tree.file(name);
+    tree.link("../one.txt/below", "in/z");
+    tree.link("nothing/below", "in/y");
+    tree.link("y", "in/x");
+    CHECK(tree.find("in").files == "in/a.txt;");
+    CHECK(tree.find("in").passed_over == "3 leading nowhere (the first: in/x)");
+    tree.link(std::string(300, 'n'), "in/b/long");
+    CHECK_THROWS_WITH_AS(tree.find("in"), doctest::Contains("in/b/long: File name too long"), Error);
+    CHECK_THROWS_WITH_AS(tree.find("in/b/long"), doctest::Contains("in/b/long: File name too long"), Error);
+}
+
 TEST_CASE("input files: what is hidden or a cache is passed over and counted, unless it is named itself") {
     Tree tree;
     for (const char* name :

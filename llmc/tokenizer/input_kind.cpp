@@ -23,10 +23,19 @@ bool takes(std::string_view& text, char c) {
     return true;
 }
 
+// Returns true for the beginning of a list of objects, and for an empty list.
+bool begins_as_list(std::string_view text) {
+    text = behind(text, white);
+    if (!takes(text, '[')) return false;
+    text = behind(text, white);
+    return text.starts_with('{') || (takes(text, ']') && behind(text, white).empty());
+}
+
 bool begins_as_json(std::string_view text) {
+    const bool list = begins_as_list(text);
     text = behind(text, white);
-    const bool list = takes(text, '[');
-    text = behind(text, white);
+    if (list) text = behind(text.substr(1), white);
+    if (text.starts_with(']')) return list;
     return takes(text, '{') && behind(text, list ? white : " \t").starts_with('"');
 }
 
@@ -73,5 +82,5 @@ InputKind kind_of_input(const std::string& name, std::string_view beginning, Inp
     if (format == InputFormat::automatic) check_text(name, beginning);
     if (beginning.starts_with(byte_order_mark)) beginning.remove_prefix(byte_order_mark.size());
     if (format == InputFormat::automatic && !is_json(name, beginning)) return InputKind::text;
-    return behind(beginning, white).starts_with('[') ? InputKind::json_list : InputKind::json_lines;
+    return begins_as_list(beginning) ? InputKind::json_list : InputKind::json_lines;
 }

@@ -1,6 +1,7 @@
 #include "llmc/tokenizer/input.h"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
@@ -37,7 +38,10 @@ TEST_CASE("input: what a file is, by its name") {
     for (const char* name : {"a.jsonl", "a.ndjson", "a.jl", "a.jsonlines", "A.JSONL", "a.JsonLines", "a.jsonl.gz",
                              "A.JL.ZST", "b/.jsonl"}) {
         CHECK_MESSAGE(kind(name, "anything") == InputKind::json_lines, name);
-        CHECK_MESSAGE(kind(name, " \n[]") == InputKind::json_list, name);
+        for (const char* list : {" \n[]", "[ \n ]\r\n", "[{\"a\": 1}", "\n[\n {\n", "[{"})
+            CHECK_MESSAGE(kind(name, list) == InputKind::json_list, name, list);
+        for (const char* lines : {"[", "[1, 2]\n{\"a\": 1}", "[bad\n", "[]\n{\"a\": 1}", "[[{\"a\": 1}]]", "[\"a\"]"})
+            CHECK_MESSAGE(kind(name, lines) == InputKind::json_lines, name, lines);
         CHECK_MESSAGE(kind(name, "{\"text\": 1}", InputFormat::text) == InputKind::text, name);
     }
     for (const char* name : {"a.json", "a.txt", "a.md", "jsonl", "a.jsonl.txt", "a.jsonl.bak", "-"}) {
@@ -54,11 +58,12 @@ TEST_CASE("input: what a file is, by its content") {
             CHECK_MESSAGE(kind(name, lines) == InputKind::json_lines, name, lines);
             CHECK_MESSAGE(kind(name, mark + lines) == InputKind::json_lines, name, lines);
         }
-        for (const char* list : {"[{\"a\": 1}", "[\n  {\n    \"a", "\n[ { \""}) {
+        for (const char* list : {"[{\"a\": 1}", "[\n  {\n    \"a", "\n[ { \"", "[]", " [\n]\n"}) {
             CHECK_MESSAGE(kind(name, list) == InputKind::json_list, name, list);
             CHECK_MESSAGE(kind(name, mark + list) == InputKind::json_list, name, list);
         }
-        for (const char* text : {"", "{", "{\n  \"a\": 1\n}", "{}", "{a\"", "[1, 2]", "[\"a\"]", "[", "a {\"b\": 1}"}) {
+        for (const char* text :
+             {"", "{", "{\n  \"a\": 1\n}", "{}", "{a\"", "[1, 2]", "[\"a\"]", "[", "[] a", "[[]]", "a {\"b\": 1}"}) {
             CHECK_MESSAGE(kind(name, text) == InputKind::text, name, text);
         }
     }
@@ -88,6 +93,50 @@ TEST_CASE("input: lines and lists of objects, with the lines on which they begin
     InputOptions limited;
     limited.max_bytes = 30;
     CHECK(documents("a.json", "[{\"text\":\"a\"},{\"text\":\"b\"},{\"text\":\"c\"}]", limited) == "1:a;1:b;");
+}
+
+TEST_CASE("input: lines that begin with a bracket are lines, and passed over as other bad ones") {
+    InputOptions skipping;
+    skipping.skip_bad_lines = true;
+    const std::string good = "{\"text\": \"a\"}\n";
+    for (const char* bad : {"[1, 2]", "[bad", "[]", "[\"x\"] {", "[[{\"text\": \"b\"}]]"}) {
+        CHECK_MESSAGE(documents("a.jsonl", bad + ("\n" + good), skipping) == "2:a;", bad);
+        CHECK_MESSAGE(documents("a.jsonl", good + bad + "\n" + good, skipping) == "1:a;3:a;", bad);
+        CHECK_THROWS_WITH_AS(documents("a.jsonl", good + bad), doctest::Contains("line 2, "), Error);
+    }
+    CHECK_THROWS_WITH_AS(documents("a.jsonl", "[1, 2]\n" + good),
+                         doctest::Contains("line 1, offset 0: this line is not JSON: expected an object"), Error);
+    // of a list such an element ends the call, and why is told
+    try {
+        documents("a.json", "[{\"text\": null},\n7]", skipping);
+        FAIL("accepted");
+    } catch (const Error& error) {
+        CHECK(error.message().find("line 2, offset 17: this is not a JSON list: ") != std::string::npos);
+        CHECK(error.hint().find("--skip-bad-lines") != std::string::npos);
+    }
+    CHECK(documents("a.json", "[]") == "");
+    CHECK(documents("a.json", "[{\"text\": null},\n{\"text\": \"b\"}]", skipping) == "2:b;");
+}
+
+TEST_CASE("input: where what lies between documents reaches the limit, nothing is read of the next input") {
+    for (const std::uint64_t limit : {10, 11, 12, 13}) {
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);   // an input whose size is not known
+        REQUIRE(write(ends[1], "more text", 9) == 9);
+        close(ends[1]);
+        TemporaryFolder folder;
+        write_whole(real_files(), folder / "a.jsonl", "{\"text\":\"\"}\n");
+        InputOptions options;
+        options.files = {folder / "a.jsonl", text("/dev/fd/", ends[0]), folder / "a.jsonl"};
+        options.max_bytes = limit;
+        DocumentReader reader(options, {});
+        InputBatch batch;
+        std::string all;
+        while (reader.next(batch)) all += batch.bytes + ";";
+        close(ends[0]);
+        CHECK(all == (limit == 10 ? "" : limit == 13 ? "{\"text\":\"\"};m;" : "{\"text\":\"\"};"));
+        CHECK(reader.bytes_read() <= limit + 1);
+    }
 }
 
 TEST_CASE("input: a list that is damaged is told with its line") {

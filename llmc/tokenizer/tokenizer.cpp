@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
+#include <set>
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
@@ -74,7 +76,8 @@ TokenizerData load_file(const std::string& path) {
 
 Tokenizer::Tokenizer(TokenizerData data) {
     check(data);
-    if (data.special.eos.empty()) data.special = usual_special_ids(data);
+    if (data.special == SpecialIds{}) data.special = usual_special_ids(data);
+    if (data.special.eos.empty()) data.special.eos = usual_special_ids(data).eos;
     auto state = std::make_shared<State>();
     state->hash = hash_of(data);
     state->data = std::move(data);
@@ -117,16 +120,20 @@ bool Tokenizer::ends_text(std::uint32_t id) const {
 }
 
 std::vector<std::string> Tokenizer::save(const std::string& folder) const {
-    std::vector<std::string> names = {"tokenizer.bin"};
-    write_whole(real_files(), (fs::path(folder) / names[0]).string(), to_llmc_tokenizer(data()));
-    if (data().can_encode) {
-        names.push_back("tokenizer.json");
-        write_whole(real_files(), (fs::path(folder) / names[1]).string(), to_huggingface(data()));
+    std::vector<std::pair<std::string, std::string>> files = {{"tokenizer.bin", to_llmc_tokenizer(data())}};
+    if (data().can_encode) files.emplace_back("tokenizer.json", to_huggingface(data()));
+    if (!data().kept.empty() || special() != usual_special_ids(data())) {
+        for (auto& file : files_on_texts(data())) files.push_back(std::move(file));
     }
-    if (data().kept.empty() && special() == usual_special_ids(data())) return names;
-    for (const auto& [name, content] : files_on_texts(data())) {
+    auto path_of = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
+    std::set<std::string> others(std::begin(kept_file_names), std::end(kept_file_names));
+    others.insert("tokenizer.json");
+    std::vector<std::string> names;
+    for (const auto& [name, content] : files) others.erase(name);
+    for (const std::string& name : others) real_files().remove_all(path_of(name));
+    for (const auto& [name, content] : files) {
         names.push_back(name);
-        write_whole(real_files(), (fs::path(folder) / name).string(), content);
+        write_whole(real_files(), path_of(name), content);
     }
     return names;
 }

@@ -96,7 +96,8 @@ public:
     }
 
     // Writes the files other programs read into an existing folder: llm.c's tokenizer.bin, when it can encode Hugging
-    // Face's tokenizer.json, and what a model's files have said of its texts. Returns their names.
+    // Face's tokenizer.json, and what a model's files have said of its texts. Returns their names. Files of these names
+    // that it does not write are removed: they are another tokenizer's.
     std::vector<std::string> save(const std::string& folder) const;
 
     // Returns true if nothing joins bytes: every byte is a token.

@@ -178,6 +178,16 @@ TokenizerData learn_merges(const std::vector<PieceCount>& pieces, const BpeTrain
 
 TokenizerData train_bpe(const InputOptions& input, const BpeTrainOptions& options,
                         const std::function<void(const BpeTrainProgress&)>& report) {
-    std::vector<PieceCount> pieces = count_pieces(input, options, report);
+    SkippedLines skipped;
+    const std::vector<PieceCount> pieces = count_pieces(input, options, [&](const BpeTrainProgress& progress) {
+        skipped = progress.skipped;
+        report(progress);
+    });
+    if (pieces.empty()) {
+        const std::string first = text("all ", skipped.count, " lines were passed over, the first: ", skipped.first);
+        throw Error(ErrorKind::bad_data,
+                    text("no text to learn from: ", skipped.count > 0 ? first : "the inputs hold none in UTF-8"),
+                    "Give other inputs, or name the field of JSON lines that holds the text with --field.");
+    }
     return learn_merges(pieces, options, report);
 }

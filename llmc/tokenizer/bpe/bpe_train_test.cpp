@@ -151,3 +151,35 @@ TEST_CASE("bpe_train: vocabularies that cannot be") {
     CHECK(data.merges.size() == 2);
     CHECK(data.tokens.size() == 259);
 }
+
+TEST_CASE("bpe_train: no text at all is an error, and says where it may be") {
+    TemporaryFolder folder;
+    InputOptions input;
+    BpeTrainOptions options;
+    options.vocab_size = 300;
+    auto complaint = [&](const std::string& name, const std::string& content) {
+        std::ofstream(folder / name, std::ios::binary) << content;
+        input.files = {folder / name};
+        try {
+            train_bpe(input, options, ignore);
+            return std::string();
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            return text(error.message(), " ", error.hint());
+        }
+    };
+    auto has = [](const std::string& message, const char* part) {
+        CAPTURE(message);
+        CHECK(message.find(part) != std::string::npos);
+    };
+    input.skip_bad_lines = true;
+    input.field = "none";
+    const std::string lines = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+    has(complaint("a.jsonl", lines), "no text to learn from: all 2 lines were passed over, the first: ");
+    has(complaint("a.jsonl", lines), "--field");
+    has(complaint("a.txt", ""), "no text to learn from");
+    has(complaint("b.txt", "\xff\xfe"), "no text to learn from");
+    has(complaint("b.jsonl", "{\"none\": \"\"}\n"), "no text to learn from");
+    input.field = "text";
+    CHECK(complaint("a.jsonl", lines) == "");
+}

@@ -247,6 +247,10 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
     return data;
 }
 
+bool is_llmc_tokenizer(std::string_view content) {
+    return content.starts_with(std::string_view(reinterpret_cast<const char*>(&llmc_magic), sizeof llmc_magic));
+}
+
 TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name) {
     std::array<std::int32_t, llmc_header_words> header;
     if (content.size() < llmc_header_bytes) {

@@ -26,6 +26,7 @@ void check_gpt2_ids(const TokenizerData& data, std::string_view content, const s
 TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& name);
 TokenizerData parse_huggingface(std::string_view content, const std::string& name);
 TokenizerData parse_llmc_tokenizer(std::string_view content, const std::string& name);
+bool is_llmc_tokenizer(std::string_view content);   // begins with its magic number
 
 // Load a tokenizer.json, or a tokenizer.bin, with what the files beside it say of texts. Throw Error io, too.
 TokenizerData load_huggingface(const FileSystem& files, const std::string& path);
@@ -37,11 +38,13 @@ TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& pa
 // special_tokens_map.json. Several ends of text: the one called like an end of documents separates documents, else the
 // first, unless the tokenizer's own file says which.
 void read_special_ids(const FileSystem& files, const std::string& folder, TokenizerData& data);
+inline constexpr const char* kept_file_names[] = {"generation_config.json", "tokenizer_config.json",
+                                                  "special_tokens_map.json", "chat_template.jinja"};
 // Returns the ids for a tokenizer without such files: the token that separates documents; in a vocabulary like
 // Llama-3's, where that is the one that begins a text, <|end_of_text|> ends one too.
 SpecialIds usual_special_ids(const TokenizerData& data);
 // Returns the files to write beside a tokenizer, as names and contents: those kept, and a generation_config.json with
-// all ids.
+// all ids: its own, but where they name no token those of the tokenizer.
 std::vector<std::pair<std::string, std::string>> files_on_texts(const TokenizerData& data);
 // Returns the ids for other programs' files: a number, or a list where there are several.
 Json json_of(const std::vector<std::uint32_t>& ids);

@@ -11,6 +11,24 @@ namespace {
 constexpr const char* generation_config = "generation_config.json";
 constexpr const char* tokenizer_config = "tokenizer_config.json";
 
+bool has_token(const TokenizerData& data, std::uint64_t id) {
+    return id < data.tokens.size() && !data.tokens[id].empty();
+}
+
+// Returns true if an id that was read, or one of a list, is that of a token.
+bool names_token(const TokenizerData& data, const Json& value) {
+    if (value.is_array()) {
+        return std::ranges::any_of(value.elements(), [&](const Json& element) { return names_token(data, element); });
+    }
+    return value.is_number() && value != -1 && has_token(data, value.as_whole(UINT64_MAX));
+}
+
+Json json_or_null(const std::optional<std::uint32_t>& id) {
+    Json json;
+    if (id) json = Json(*id);
+    return json;
+}
+
 // Reads one of the files, and fills in what the files read before have left open.
 class SpecialIdsReader {
 public:
@@ -45,7 +63,7 @@ private:
             if (value.is_null() || value == -1) return;   // -1: none, in files of old
             if (!value.is_number()) fail(value.offset(), text(of, "_token_id: ", quoted(value), " is not a token id"));
             const std::uint64_t id = value.as_whole(UINT64_MAX);
-            if (id < data_.tokens.size() && !data_.tokens[id].empty()) ids.push_back(static_cast<std::uint32_t>(id));
+            if (has_token(data_, id)) ids.push_back(static_cast<std::uint32_t>(id));
         };
         if (const Json* value = json.find(of + "_token_id"); value != nullptr && value->is_array()) {
             for (const Json& element : value->elements()) take(element);
@@ -66,14 +84,16 @@ private:
     const std::string& path_;
 };
 
-// Returns the end of text in the tokenizer.bin beside a tokenizer.json, if it has as many tokens.
+// Returns the end of text in the tokenizer.bin beside a tokenizer.json, if it is llm.c's and has the same tokens.
 std::optional<std::uint32_t> end_of_text_beside(const FileSystem& files, const std::string& folder,
                                                 const TokenizerData& data) {
     const std::string path = (std::filesystem::path(folder) / "tokenizer.bin").string();
     if (!files.exists(path)) return std::nullopt;
-    const TokenizerData other = parse_llmc_tokenizer(read_whole(files, path), path);
-    if (other.tokens.size() != data.tokens.size()) return std::nullopt;
-    return other.end_of_text;
+    const std::string content = read_whole(files, path);
+    if (!is_llmc_tokenizer(content)) return std::nullopt;
+    TokenizerData same = data;
+    same.end_of_text = parse_llmc_tokenizer(content, path).end_of_text;
+    return to_llmc_tokenizer(same) == content ? std::optional(same.end_of_text) : std::nullopt;
 }
 
 std::uint32_t separator_of(const TokenizerData& data) {
@@ -95,7 +115,7 @@ void read_special_ids(const FileSystem& files, const std::string& folder, Tokeni
         const std::string path = (std::filesystem::path(folder) / name).string();
         if (files.exists(path)) SpecialIdsReader(data, path).read(read_whole(files, path));
     }
-    for (const char* name : {generation_config, tokenizer_config, "special_tokens_map.json", "chat_template.jinja"}) {
+    for (const char* name : kept_file_names) {
         const std::string path = (std::filesystem::path(folder) / name).string();
         if (files.exists(path)) data.kept.emplace_back(name, read_whole(files, path));
     }
@@ -138,12 +158,12 @@ std::vector<std::pair<std::string, std::string>> files_on_texts(const TokenizerD
     Json all = Json::object();
     auto complete = [&](const char* key, const Json& value) {
         const Json* given = said.find(key);
-        all.add(key, given == nullptr || given->is_null() ? value : *given);
+        all.add(key, given != nullptr && (value.is_null() || names_token(data, *given)) ? *given : value);
     };
-    complete("bos_token_id", data.special.bos ? Json(*data.special.bos) : Json());
+    complete("bos_token_id", json_or_null(data.special.bos));
     complete("eos_token_id", json_of(data.special.eos));
     if (data.special.pad || said.contains("pad_token_id")) {
-        complete("pad_token_id", data.special.pad ? Json(*data.special.pad) : Json());
+        complete("pad_token_id", json_or_null(data.special.pad));
     }
     const bool is_complete = std::ranges::all_of(all.members(), [&](const Json::Member& member) {
         const Json* given = said.find(member.first);

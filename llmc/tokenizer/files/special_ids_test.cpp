@@ -68,6 +68,12 @@ TEST_CASE("special_ids: generation_config.json, config.json, tokenizer_config.js
     CHECK(ids({{config, R"({"eos_token_id": 50256})"}, {tokenizer, R"({"eos_token": "<|eot_id|>"})"}}).eos == Ids{259});
     CHECK(ids({{config, R"({"eos_token_id": [50256, 257]})"}}).eos == Ids{257});
     CHECK(ids({{tokenizer, R"({"eos_token": "</s>"})"}}) == ids({}));
+    // without an end of texts what the files do say counts all the same, and the end is the usual one
+    CHECK(ids({{tokenizer, R"({"bos_token": "<|start_header_id|>"})"}}) == SpecialIds{258, {}, {257, 256}});
+    CHECK(ids({{generation, R"({"pad_token_id": 259})"}}) == SpecialIds{{}, 259, {257, 256}});
+    CHECK(ids({{config, R"({"bos_token_id": 258, "pad_token_id": 259, "eos_token_id": 50256})"}}) ==
+          SpecialIds{258, 259, {257, 256}});
+    CHECK(ids({{tokenizer, R"({"eos_token": "</s>", "pad_token": "</s>"})"}}) == ids({}));
 }
 
 TEST_CASE("special_ids: documents are separated by the model's own end of text") {
@@ -103,6 +109,8 @@ TEST_CASE("special_ids: saved and loaded again they are the same, and the files 
          {"chat_template.jinja", "{% for m in messages %}"}},
         {{"config.json", R"({"eos_token_id": [259, 257], "bos_token_id": null, "pad_token_id": 258})"}},
         {{"config.json", R"({"eos_token_id": 259})"}, {"generation_config.json", R"({"temperature": 0.6})"}},
+        {{"config.json", R"({"bos_token_id": 258, "pad_token_id": 259})"}},
+        {{"config.json", R"({"pad_token_id": 256})"}},
         {},
     };
     for (const Files& files : said) {
@@ -134,6 +142,64 @@ TEST_CASE("special_ids: a generation_config.json that leaves ids open gets them,
     CHECK(written == parse_json(R"({"temperature": 0.6, "eos_token_id": [259, 257], "bos_token_id": 256})"));
 }
 
+TEST_CASE("special_ids: an id in generation_config.json that says nothing gives way to the one that counts") {
+    const std::string config = R"({"eos_token_id": [259, 257], "bos_token_id": 256, "pad_token_id": 258})";
+    auto saved = [&](const std::string& generation, const std::string& other) {
+        const TemporaryFolder first, second;
+        write_files(first, with_tokens(llama3), {{"generation_config.json", generation}, {"config.json", other}});
+        const Tokenizer tokenizer = Tokenizer::load(first.path());
+        tokenizer.save(second.path());
+        CHECK_MESSAGE(Tokenizer::load(second.path()).special() == tokenizer.special(), generation);
+        return read_whole(real_files(), second / "generation_config.json");
+    };
+    for (const char* nothing : {"-1", "null", "50256", "[50256, 128001]", "[]", "[-1]"}) {
+        for (const char* key : {"eos_token_id", "bos_token_id", "pad_token_id"}) {
+            CAPTURE(nothing);
+            CAPTURE(key);
+            const Json written = parse_json(saved(text("{\"", key, "\": ", nothing, "}"), config));
+            const Json expected = parse_json(config);
+            CHECK(written.at(key) == expected.at(key));
+        }
+    }
+    // one id of several that a token has is enough; and where nothing else says one, the file stays as it is
+    const Json written = parse_json(saved(R"({"eos_token_id": [50256, 257]})", config));
+    CHECK(written.at("eos_token_id") == parse_json("[50256, 257]"));
+    const std::string complete = R"({"eos_token_id": 257, "bos_token_id": -1, "pad_token_id": 50256})";
+    CHECK(saved(complete, "{}") == complete);
+}
+
+TEST_CASE("special_ids: a tokenizer that is saved over another one leaves none of its files") {
+    const Tokenizer model =
+        loaded(llama3, {{"generation_config.json", "{\"eos_token_id\": [259, 257], \"top_p\": 0.9}"},
+                        {"tokenizer_config.json", "{\"eos_token\": \"<|eot_id|>\"}"},
+                        {"special_tokens_map.json", "{}"},
+                        {"chat_template.jinja", "{% for m in messages %}"}});
+    const Tokenizer next[] = {
+        Tokenizer::bytes(),
+        loaded(qwen3, {}),
+        loaded(llama3, {{"config.json", R"({"eos_token_id": 259})"}}),
+        loaded(qwen3, {{"generation_config.json", R"({"eos_token_id": [258, 256]})"}, {"chat_template.jinja", "x"}}),
+        Tokenizer(parse_llmc_tokenizer(to_llmc_tokenizer(with_tokens(qwen3)), "tokenizer.bin")),
+        model};
+    for (const Tokenizer& tokenizer : next) {
+        const TemporaryFolder folder, alone;
+        model.save(folder.path());
+        const std::vector<std::string> names = tokenizer.save(folder.path());
+        tokenizer.save(alone.path());
+        CHECK(real_files().list(folder.path()) == real_files().list(alone.path()));
+        CHECK(names.size() == real_files().list(folder.path()).size());
+        const Tokenizer again = Tokenizer::load(folder.path());
+        CHECK(again.hash() == tokenizer.hash());
+        CHECK(again.special() == tokenizer.special());
+        CHECK(again.data().can_encode == tokenizer.data().can_encode);
+    }
+    // and nothing that is not a tokenizer's
+    const TemporaryFolder folder;
+    for (const char* name : {"notes.json", "config.json", "vocab.bpe"}) write_whole(real_files(), folder / name, "{}");
+    Tokenizer::bytes().save(folder.path());
+    CHECK(real_files().list(folder.path()).size() == 5);
+}
+
 TEST_CASE("special_ids: a tokenizer.bin beside a tokenizer.json says what separates documents") {
     const TemporaryFolder folder;
     TokenizerData data = with_tokens(llama3);
@@ -146,6 +212,24 @@ TEST_CASE("special_ids: a tokenizer.bin beside a tokenizer.json says what separa
     // but not one of another vocabulary
     write_whole(real_files(), folder / "tokenizer.bin", to_llmc_tokenizer(Tokenizer::bytes().data()));
     CHECK(Tokenizer::load(folder.path()).end_of_text() == 257);
+    // nor one with as many other tokens, nor another program's file of that name
+    TokenizerData other = data;
+    std::swap(other.tokens[257], other.tokens[259]);
+    write_whole(real_files(), folder / "tokenizer.bin", to_llmc_tokenizer(other));
+    CHECK(Tokenizer::load(folder.path()).end_of_text() == 257);
+    for (const std::string& foreign : {std::string(), std::string("\x1b\0", 2),
+                                       std::string("\x1b\0\0\0\0\0\0", 7) + "<unk>", std::string(2000, 'x')}) {
+        write_whole(real_files(), folder / "tokenizer.bin", foreign);
+        CHECK(Tokenizer::load(folder.path()).end_of_text() == 257);
+    }
+    // a damaged one of ours is told
+    write_whole(real_files(), folder / "tokenizer.bin", to_llmc_tokenizer(data).substr(0, 1500));
+    CHECK(complaint([&] { Tokenizer::load(folder.path()); }).find("tokenizer.bin: offset ") != std::string::npos);
+    // tokens of more than 255 bytes are cut there
+    data.tokens[258] = std::string(300, 'x');
+    write_files(folder, data, {});
+    write_whole(real_files(), folder / "tokenizer.bin", to_llmc_tokenizer(data));
+    CHECK(Tokenizer::load(folder.path()).end_of_text() == 256);
 }
 
 TEST_CASE("special_ids: what a post-processor puts in front of a text") {
