@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/check.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/reference_gpt_test.h"
 
