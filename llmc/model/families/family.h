@@ -17,8 +17,8 @@ struct ModelFamily {
     struct Setting {
         const char* key;
         Json value;
-        bool written = true;          // else it is what files mean that do not say it
-        bool must_be_there = false;   // files that do not say it mean something else
+        bool written = true;     // else it is what files mean that do not say it
+        Json unsaid = nullptr;   // what files mean that do not say it; null: the value
     };
     std::vector<Setting> settings;   // of all its models, in config.json
     // Names of fields that it says, or does not (null), otherwise than all of Llama's kind. A width of an MLP that no
