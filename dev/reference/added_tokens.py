@@ -25,6 +25,7 @@ import tokenizers
 QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+")
 LLAMA3 = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+MERGES = (("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("Ġ", "a"), ("Ċ", "Ċ"), ("a", "b"), ("Ã", "©"))
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -34,13 +35,11 @@ def byte_characters():
     return {**{b: chr(b) for b in own}, **{b: chr(256 + i) for i, b in enumerate(others)}}
 
 
-def tokenizer_json(added, pattern=None, nfc=False):
+def tokenizer_json(added, pattern=None, nfc=False, merges=MERGES):
     """Bytes, some merges, then the added tokens; `added`: contents and the flags that are set."""
     spelled = byte_characters()
     vocab = {spelled[b]: b for b in range(256)}
-    merges = []
-    for left, right in (("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("Ġ", "a"), ("Ċ", "Ċ"), ("a", "b"), ("Ã", "©")):
-        merges.append([left, right])
+    for left, right in merges:
         vocab[left + right] = len(vocab)
     ids = dict(vocab)   # a token that merges make, too, keeps its id
     for content, _ in added:
@@ -55,7 +54,7 @@ def tokenizer_json(added, pattern=None, nfc=False):
             "post_processor": None, "decoder": byte_level,
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                      "vocab": vocab, "merges": merges}}
+                      "vocab": vocab, "merges": [list(pair) for pair in merges]}}
 
 
 def cases():

@@ -64,6 +64,11 @@ if has torch transformers; then
     runs "" "${compare[@]}" --speed --tokens 8 --at-least 0
     runs "" "${compare[@]:0:3}" "$work/made" --losses --make
 fi
+script=config_defaults.py
+has transformers && runs ' 0 differ' python3 dev/reference/config_defaults.py "$fp32"
+script=random_configs.py
+has torch transformers tokenizers &&
+    runs ' 0 differ' python3 dev/reference/random_configs.py "$fp32" "$tokenize" --models 12
 script=pytorch_step.py
 has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
 runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1

@@ -402,10 +402,10 @@ void check_model_config(const ModelConfig& c) {
             text(c.heads, " heads do not divide ", c.channels, " channels"),
             "--channels must be a multiple of --heads, or --head-size given.");
     require(c.head_size() % 8 == 0, text("heads of ", c.head_size(), " channels"),
-            "--channels / --heads must be a multiple of 8; 64 and 128 are fastest.");
+            "--channels / --heads (or --head-size) must be a multiple of 8; 64 and 128 are fastest.");
     require(c.positions == PositionKind::learned || c.head_size() % 16 == 0,
             text("heads of ", c.head_size(), " channels with rotary positions"),
-            "With --positions rotary --head-size must be a multiple of 16.");
+            "With --positions rotary --channels / --heads (or --head-size) must be a multiple of 16.");
     require(c.channels % 8 == 0, text(c.channels, " channels"), "--channels must be a multiple of 8.");
     require(c.kv_heads() > 0 && c.heads % c.kv_heads() == 0,
             text(c.kv_heads(), " heads of keys and values for ", c.heads, " heads of queries"),

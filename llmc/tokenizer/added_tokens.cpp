@@ -131,6 +131,7 @@ void AddedTokens::split(std::string_view text, Form form, SpecialText special,
             if (!c || !is_space(c->code)) break;
             begin -= c->length;
         }
+        if (rules.lstrip) begin = std::max(begin, taken);
         if (rules.rstrip) {   // white space is passed over once, however many tokens are in it
             space_end = std::max(space_end, end);
             while (const std::optional<Utf8Char> c = character_at(text, space_end)) {
@@ -139,6 +140,7 @@ void AddedTokens::split(std::string_view text, Form form, SpecialText special,
             }
             end = space_end;
         }
+        if (begin >= end) continue;   // the token before took all of it along
         if (taken < begin) between(taken, begin);
         token(id, begin);
         taken = end;

@@ -93,6 +93,31 @@ TEST_CASE("added_tokens: white space that tokens take along, beside bytes that a
     CHECK(ids("<r> \xe2\x80") == Ids{258, 0xe2, 0x80});
 }
 
+TEST_CASE("added_tokens: a token of white space that the one before has taken along is not found again") {
+    const Tokenizer tokenizer = with_tokens({{"\n\n", {.lstrip = true, .rstrip = true}},
+                                             {"<r>", {.rstrip = true}},
+                                             {"  ", {.lstrip = true}},
+                                             {"\t\t", {}}});
+    const std::pair<const char*, Ids> recorded[] = {
+        // from tokenizers 0.23
+        {"\n\n\n\n", {257}},
+        {"a\n\n\n\nb", {'a', 257, 'b'}},
+        {"a\n\n\n\n\nb\n\n", {'a', 257, 'b', 257}},
+        {"<r>\n\nb", {258, 'b'}},
+        {"<r>  b", {258, 'b'}},
+        {"<r>\n\n  b", {258, 'b'}},
+        {"<r> <r>  <r>", {258, 258, 258}},
+        {"<r> \t\tb", {258, 260, 'b'}},   // this one takes nothing along, and is found
+        {"<r>a  ", {258, 'a', 259}},
+        {"   ", {259, ' '}},
+        {"a     b", {'a', 259, 259, ' ', 'b'}},
+    };
+    for (const auto& [text, ids] : recorded) {
+        INFO(text);
+        CHECK(encode(tokenizer, text, SpecialText::ordinary) == ids);
+    }
+}
+
 TEST_CASE("added_tokens: single words are told by the characters of words, not by bytes") {
     const Tokenizer tokenizer = with_tokens({{"one", {.single_word = true}}});
     auto found = [&](const std::string& text) {

@@ -1,6 +1,7 @@
 #include "llmc/model/families/family.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -99,7 +100,7 @@ const std::vector<ModelFamily>& families() {
          "MistralForCausalLM",
          true,
          llama,
-         {{"hidden_act", "silu"}, {"sliding_window", nullptr, true, true}}},
+         {{"hidden_act", "silu"}, {"sliding_window", nullptr, true, 4096}}},
         {"qwen3", "Qwen3ForCausalLM", true, qwen3, of_qwen3},
         {"olmo2", "Olmo2ForCausalLM", true, olmo2, of_olmo2},
         {"mixtral", "MixtralForCausalLM", true, of_experts(llama, true), of_mixtral, mixtral_keys},
@@ -315,29 +316,66 @@ std::string beyond_hugging_face(const ModelConfig& config) {
 
 const ModelFamily& family_named(const Json& given, const std::string& path) {
     const Json* const type = given.find("model_type");
-    const ModelFamily* const family = type == nullptr || type->is_null() ? &families().front()
-                                      : type->is_text()                  ? find_family(type->as_text())
-                                                                         : nullptr;
-    if (family == nullptr) {
-        std::string known;
-        for (const ModelFamily& one : families()) known += text(known.empty() ? "\"" : ", \"", one.model_type, "\"");
-        bad(path, text("\"model_type\" is ", quoted(*type), ", only ", known, " are supported"));
+    std::string known;
+    for (const ModelFamily& one : families()) known += text(known.empty() ? "\"" : ", \"", one.model_type, "\"");
+    if (type == nullptr || type->is_null()) {
+        for (const char* key : {"n_layer", "n_head", "n_embd"}) {
+            if (given.contains(key)) continue;
+            bad(path, text("there is no \"model_type\" in it, nor the \"", key, "\" of a GPT-2"),
+                text("Write the type of the model into it, one of ", known,
+                     "; without it only a GPT-2 is read, by \"n_layer\", \"n_head\" and \"n_embd\"."));
+        }
+        return families().front();
     }
+    const ModelFamily* const family = type->is_text() ? find_family(type->as_text()) : nullptr;
+    if (family == nullptr) bad(path, text("\"model_type\" is ", quoted(*type), ", only ", known, " are supported"));
     return *family;
 }
+
+namespace {
+
+// Says whether attention sees all positions through a sliding window. A file without positions is refused elsewhere.
+bool sees_all(const Json& window, const Json& json) {
+    const Json* const positions = json.find("max_position_embeddings");
+    if (positions == nullptr || !positions->is_number()) return true;
+    return window.is_number() && window.as_number() >= positions->as_number();
+}
+
+// Refuses settings that would make it a model of another kind.
+void check_settings(const Json& json, const std::string& path, const ModelFamily& family) {
+    for (const auto& [key, expected, written, unsaid] : family.settings) {
+        const Json* const said = json.find(key);
+        const Json& value = said != nullptr ? *said : unsaid;
+        const bool is_window = std::string_view(key) == "sliding_window";
+        if (value.is_null() || value == expected || (is_window && sees_all(value, json))) continue;
+        bad(path, text("\"", key, "\" is ", said ? "" : "not there and means ", quoted(value), ", only ",
+                       to_text(expected), is_window ? " or at least \"max_position_embeddings\"" : "",
+                       is_window ? " are supported" : " is supported"));
+    }
+}
+
+// Puts the file's names of fields into a message in place of options.
+std::string with_keys(std::string message, const ModelFamily& family) {
+    for (const ModelField& field : model_fields()) {
+        const char* const key = family.key(field);
+        if (key == nullptr) continue;
+        const std::string option = text("--", field.name);
+        for (std::size_t at = 0; (at = message.find(option, at)) != std::string::npos; at++) {
+            const std::size_t end = at + option.size();
+            const bool is_longer =
+                end < message.size() && (message[end] == '-' || std::islower(static_cast<unsigned char>(message[end])));
+            if (!is_longer) message.replace(at, option.size(), text("\"", key, "\""));
+        }
+    }
+    return message;
+}
+
+}   // namespace
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
     const Json json = family->llama ? flattened(given, path) : given;
-    for (const auto& [key, expected, written, must_be_there] :
-         family->settings) {   // others would make it another model
-        const Json* const value = json.find(key);
-        if (must_be_there ? value == nullptr || !value->is_null()
-                          : value != nullptr && !value->is_null() && *value != expected) {
-            bad(path, text("\"", key, "\" is ", value ? quoted(*value) : "not there", ", only ", to_text(expected),
-                           " is supported"));
-        }
-    }
+    check_settings(json, path, *family);
     ModelConfig config = family->implied;
     for (const ModelField& field : model_fields()) {
         const char* const key = family->key(field);
@@ -356,8 +394,9 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         return config;
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;
-        bad(path, error.message(),
-            text(error.hint(), " A field that is left out is what transformers' configuration has (docs/models.md)."));
+        bad(path, with_keys(error.message(), *family),
+            text(with_keys(error.hint(), *family),
+                 " A field that is left out is what transformers' configuration has (docs/models.md)."));
     }
 }
 
@@ -378,7 +417,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
     }
-    for (const auto& [key, value, written, must_be_there] : family.settings) {
+    for (const auto& [key, value, written, unsaid] : family.settings) {
         if (written) json.add(key, value);
     }
     for (const ModelField& field : model_fields()) {

@@ -17,8 +17,8 @@ struct ModelFamily {
     struct Setting {
         const char* key;
         Json value;
-        bool written = true;          // false: it is what files without it mean
-        bool must_be_there = false;   // files without it mean something else
+        bool written = true;     // false: it is what files without it mean
+        Json unsaid = nullptr;   // meaning of files without it; null: the value
     };
     std::vector<Setting> settings;   // fields of config.json that are alike in all its models
     // Fields with another key than in most of Llama's kind; a null key: config.json does not have the field. A width of

@@ -142,12 +142,91 @@ TEST_CASE("families: rotary scaling of the type default or without a type scales
     CHECK(has(refused("qwen3", ", \"rope_scaling\": 2.0"), "\"rope_scaling\" is 2.0, expected an object"));
 }
 
-TEST_CASE("families: a config.json without a model_type is a GPT-2's, and the message says so") {
-    const Json json = parse_json("{\"num_hidden_layers\": 2}");
-    try {
-        read_hugging_face_config(json, "config.json");
-        FAIL("accepted");
-    } catch (const Error& error) {
-        CHECK(has(error.message(), "there is no \"n_layer\" in it, nor a \"model_type\""));
+TEST_CASE("families: a config.json without a model_type is a GPT-2's if its fields are, and is else refused") {
+    const std::string sizes = "\"n_layer\": 2, \"n_head\": 2, \"n_embd\": 32, \"vocab_size\": 9";
+    auto message = [](const std::string& fields) {
+        try {
+            read_hugging_face_config(parse_json("{" + fields + "}"), "config.json");
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            if (has(error.message(), "of a GPT-2")) {
+                CHECK(has(error.hint(), "one of \"gpt2\", \"llama\", \"mistral\", \"qwen3\""));
+            }
+            return error.message();
+        }
+        return std::string("read");
+    };
+    for (const char* type : {"", ", \"model_type\": null"}) {
+        CHECK(message(sizes + ", \"n_positions\": 16" + type) == "read");
+        CHECK(message(sizes + ", \"n_ctx\": 16" + type) == "read");
+        CHECK(has(message("\"num_hidden_layers\": 2, \"hidden_size\": 32" + std::string(type)),
+                  "there is no \"model_type\" in it, nor the \"n_layer\" of a GPT-2"));
+        CHECK(has(message("\"n_layer\": 2, \"hidden_size\": 32" + std::string(type)), "nor the \"n_head\" of a GPT-2"));
+        CHECK(has(message("\"n_layer\": 2, \"n_head\": 2" + std::string(type)), "nor the \"n_embd\" of a GPT-2"));
     }
+    CHECK(has(message("\"architectures\": [\"LlamaForCausalLM\"]"), "there is no \"model_type\" in it"));
+    CHECK(has(message(sizes), "there is no \"n_positions\" in it, nor a \"model_type\""));
+    CHECK(has(message(sizes + ", \"model_type\": 7"), "\"model_type\" is 7, only"));
+}
+
+TEST_CASE("families: a sliding window is read where it holds all positions") {
+    const std::string positions = ", \"max_position_embeddings\": ";
+    auto read_mistral = [&](const std::string& fields) {
+        return read_hugging_face_config(parse_json("{\"model_type\": \"mistral\", \"num_hidden_layers\": 2, "
+                                                   "\"num_attention_heads\": 32, \"hidden_size\": 1024, "
+                                                   "\"vocab_size\": 300" +
+                                                   fields + "}"),
+                                        "config.json");
+    };
+    auto message = [&](const std::string& fields) {
+        try {
+            read_mistral(fields);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return std::string("read");
+    };
+    CHECK(read_mistral(positions + "4096") == read_mistral(positions + "4096, \"sliding_window\": null"));
+    CHECK(message(positions + "64") == "read");   // left out it is 4096
+    CHECK(message(positions + "64, \"sliding_window\": 64") == "read");
+    CHECK(message(positions + "8192, \"sliding_window\": 8192") == "read");
+    CHECK(message(positions + "8192, \"sliding_window\": null") == "read");
+    CHECK(has(message(positions + "4097"),
+              "\"sliding_window\" is not there and means 4096, only null or at least "
+              "\"max_position_embeddings\" are supported"));
+    CHECK(has(message(positions + "64, \"sliding_window\": 63"), "\"sliding_window\" is 63, only null or"));
+    CHECK(has(message(positions + "64, \"sliding_window\": \"64\""), "\"sliding_window\" is \"64\", only null or"));
+    CHECK(has(message(", \"sliding_window\": 64"), "there is no \"max_position_embeddings\" in it"));
+    CHECK(has(message(""), "there is no \"max_position_embeddings\" in it"));
+    CHECK(read("mixtral", ", \"sliding_window\": 8192") == read("mixtral"));
+    CHECK(has(refused("mixtral", ", \"sliding_window\": 8191"), "\"sliding_window\" is 8191"));
+}
+
+TEST_CASE("families: a model that the program does not have is refused by the names of fields, not of options") {
+    auto message = [](const std::string& type, const std::string& fields) {
+        try {
+            read_hugging_face_config(
+                parse_json("{\"model_type\": \"" + type + "\", \"vocab_size\": 9, " + fields + "}"), "config.json");
+        } catch (const Error& error) {
+            CHECK(has(error.message(), "config.json: not a model: "));
+            CHECK_FALSE(has(error.what(), "--heads"));
+            CHECK_FALSE(has(error.what(), "--channels"));
+            return std::string(error.what());
+        }
+        return std::string("read");
+    };
+    const std::string llama = "\"num_hidden_layers\": 2, \"max_position_embeddings\": 16, \"num_attention_heads\": 4, ";
+    CHECK(has(message("llama", llama + "\"hidden_size\": 64, \"head_dim\": 24"), "\"head_dim\""));
+    CHECK(has(message("mistral", llama + "\"hidden_size\": 64, \"head_dim\": 12"), "\"head_dim\""));
+    CHECK(has(message("qwen3", llama + "\"hidden_size\": 20"), "\"hidden_size\" must be a multiple of 8"));
+    CHECK(has(message("llama", llama + "\"hidden_size\": 32"), "\"hidden_size\" / \"num_attention_heads\""));
+    CHECK(has(message("llama", llama + "\"hidden_size\": 64, \"num_key_value_heads\": 3"),
+              "\"num_key_value_heads\" must divide \"num_attention_heads\""));
+    CHECK(
+        has(message("llama", llama + "\"hidden_size\": 64, \"intermediate_size\": 20"), "\"intermediate_size\" must"));
+    CHECK(has(message("llama", llama + "\"hidden_size\": 64, \"rms_norm_eps\": 2"), "\"rms_norm_eps\" 2"));
+    CHECK(has(message("llama", llama + "\"hidden_size\": 64, \"rope_theta\": 0.5"), "\"rope_theta\" 0.5"));
+    const std::string gpt2 = "\"n_layer\": 2, \"n_positions\": 16, \"n_head\": 2, ";
+    CHECK(has(message("gpt2", gpt2 + "\"n_embd\": 20"), "\"n_embd\" / \"n_head\""));
+    CHECK(has(message("gpt2", gpt2 + "\"n_embd\": 32, \"n_inner\": 20"), "\"n_inner\" must be a multiple of 8"));
 }
