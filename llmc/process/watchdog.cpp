@@ -76,7 +76,7 @@ struct Watchdog::Impl {
         if (const std::string met = rendezvous.rank_0_address(); !met.empty() && !on_one_host) {
             invitation.hosts.insert(invitation.hosts.begin(), met);   // who has answered before comes first
         }
-        peers.push_back({join_rank_0(invitation.hosts, invitation.port, self), hosts[0]});
+        peers.push_back({join_rank_0(invitation.hosts, invitation.port, self, self.seconds), hosts[0]});
     }
 
     // ---- the thread
