@@ -319,6 +319,10 @@ std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, co
         AllGiven all = given;
         all.merge(given_by_record(table, start.options, folder));
         set_all(table, all);
+        if (options.dp == 0) {   // it was what the processes left; where the layout is another one now, at least 1
+            const std::int64_t ranks_of_model = std::int64_t{options.pp} * options.cp * options.tp;
+            options.dp = static_cast<int>(std::max<std::int64_t>(1, start.processes / ranks_of_model));
+        }
         starts.push_back({start.after_step, options});
     }
     return starts;

@@ -76,7 +76,10 @@ std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::strin
     try {
         for (auto start = record.starts.rbegin(); start != record.starts.rend(); ++start) {
             const int after = static_cast<int>(start->at("after_step").as_whole(INT32_MAX));
-            if (history.empty() || after < history.back().after_step) history.push_back({after, options});
+            if (history.empty() || after < history.back().after_step) {
+                const int processes = static_cast<int>(start->at("processes").as_whole(INT32_MAX));
+                history.push_back({after, processes, options});
+            }
             for (OptionText& option : options) {
                 const Json* const was = start->at("changed").find(option.name);
                 if (was != nullptr) option.value = was->elements().at(0).as_text();

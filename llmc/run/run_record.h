@@ -41,9 +41,9 @@ struct RunRecord {
     std::vector<Json> starts;
 };
 
-// The options that were in force from a step on: those of the start after it.
+// The options that were in force from a step on: those of the start after it, and how many processes it had.
 struct OptionsOfStart {
-    int after_step;
+    int after_step, processes;
     std::vector<OptionText> options;
 };
 // In the order of the steps; starts whose steps a later one has made anew are left out. Error(bad_data) naming `path`

@@ -106,10 +106,16 @@ TEST_CASE("run record: options of each start, from those of the last one back") 
     CHECK(told() == "0 1 32 1; 4 2 32 1; 8 3 96 1; 12 4 96 1");
     add(6, {});   // its steps are made anew
     CHECK(told() == "0 1 32 1; 4 2 32 1; 6 4 96 1");
-    record.starts.push_back(parse_json(R"({"after_step": 9, "changed": {"lr": []}})"));
+    record.starts.push_back(parse_json(R"({"after_step": 9, "processes": 1, "changed": {"lr": []}})"));
     CHECK_THROWS_AS(told(), Error);
-    record.starts.back() = parse_json(R"({"after_step": -1, "changed": {}})");
+    record.starts.back() = parse_json(R"({"after_step": -1, "processes": 1, "changed": {}})");
     CHECK_THROWS_AS(told(), Error);
+    record.starts.back() = parse_json(R"({"after_step": 5, "changed": {}})");
+    CHECK_THROWS_WITH_AS(told(), doctest::Contains("processes"), Error);
+    record.starts.back() = describe_start({5, "fp32", "a device", {"n1", "n2", "n2"}, {}});
+    const std::vector<OptionsOfStart> history = history_of(record, "options.json");
+    CHECK(history[1].processes == 1);
+    CHECK(history.back().processes == 3);
 }
 
 TEST_CASE("run record: data are the same wherever they lie, and others when a token is") {
