@@ -272,9 +272,10 @@ AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>
 
 // Gives --data's folder to those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
-    const std::string found = find_named_data(name);
+    const bool trains = table.find("--train-data") != nullptr;
+    const std::string found = find_named_data(name, trains ? "train" : "val");
     AllGiven given{{"--val-data", {found}}};
-    if (table.find("--train-data") != nullptr) given["--train-data"] = {found};
+    if (trains) given["--train-data"] = {found};
     return given;
 }
 
