@@ -1,12 +1,14 @@
 // How a rank with an error of its own leaves: what it says, what it leaves to others to say, and its exit code.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <optional>
 #include <thread>
 
 #include "llmc/process/free_port_test.h"
+#include "llmc/process/joining.h"
 #include "llmc/process/watchdog_ends_test.h"
 
 namespace {
@@ -94,6 +96,46 @@ TEST_CASE("watchdog: the rank that is lost is told beside its consequence, howev
     }
     INFO(ends.of(1).why);
     CHECK(ends.of(1).exit_code == 75);
+    CHECK(contains(ends.of(1).why, "rank 2 on "));
+    CHECK(contains(ends.of(1).why, "died or was cut off"));
+    CHECK(contains(ends.of(1).why, "what this rank met: the connection of rank 1 to rank 2 is lost"));
+}
+
+TEST_CASE("watchdog: the rank that is lost is told beside its consequence, however much rank 0 has to read before") {
+    const int port = free_port();
+    RankProcess first([port] { stop_in_company(port, 0, 3); });
+    Ends ends(3);
+    std::optional<Socket> lost;
+    std::jthread rank_2([&] {
+        Startup startup = meet_by_tcp(port, 2, 3);
+        startup.rendezvous->all_gather(own_host_identity());
+        const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
+        startup.rendezvous->all_gather("here");
+        lost = find_rank_0({"127.0.0.1"}, invitation.port, {2, 3, invitation.word}, kMinutes);
+    });
+    {
+        Startup startup = meet_by_tcp(port, 1, 3);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
+        rank_2.join();
+        REQUIRE(lost);
+        first.await_stop();
+        std::string messages;   // which rank 0 does not know
+        for (int i = 0; i < 1000000; i++) messages += std::string("\1\0\0\0x", 5);
+        // as much as fits into the connection, whose end comes behind it
+        std::size_t sent = 0;
+        for (int i = 0; i < 50; i++) {
+            const ssize_t more =
+                ::send(lost->fd(), messages.data() + sent, messages.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (more > 0) sent += static_cast<std::size_t>(more);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        lost->close();
+        std::jthread leaves(
+            [&] { watchdog.leave(Error(ErrorKind::resumable, "the connection of rank 1 to rank 2 is lost")); });
+        let_them_wait();
+        first.go_on();
+    }
+    INFO(ends.of(1).why);
     CHECK(contains(ends.of(1).why, "rank 2 on "));
     CHECK(contains(ends.of(1).why, "died or was cut off"));
     CHECK(contains(ends.of(1).why, "what this rank met: the connection of rank 1 to rank 2 is lost"));
