@@ -20,7 +20,14 @@ counts 3 0 0 'SKIPPED several hosts: no right\n3 passed, 0 failed\n'
 counts 5 1 1 'FAILED: a thing\n5 passed, 1 failed\n'
 counts 11 1 1 "$doctest"
 counts 14 1 1 "$doctest"'3 passed, 0 failed\n'
-counts 0 0 0 '[doctest] test cases:  0 |  0 passed | 0 failed | 557 skipped\n'   # names that no case has
+none='[doctest] test cases:  0 |  0 passed | 0 failed | 557 skipped\n'
+counts 0 1 0 "$none"   # names that no case has
+counts 12 2 0 "$doctest$none${none/0 passed/1 passed}"
+counts 0 1 139 "$none"
+counts 0 0 0 "x.cpp:3: MESSAGE: SKIPPED IPv6: none\n$none"
+counts 0 1 0 '0 passed, 0 failed\n'   # a script that tested nothing and does not say why
+counts 3 1 0 '3 passed, 0 failed\n0 passed, 0 failed\n'
+counts 0 1 0 "g++ -c a.cpp\n$none"
 counts 0 1 1 ''
 counts 0 1 2 'SKIPPED a: no b\n'
 counts 4 1 137 '4 passed, 0 failed\n'   # killed at its end

@@ -31,15 +31,28 @@ port=29600   # in a network of this test alone
 # one host. between: a command that runs when rank 0 listens.
 at0=() at1=() between=:
 listens() { grep -qsi ":$(printf %04x $port) .* 0A " /proc/net/tcp /proc/net/tcp6; }
+end_of_two() {   # PID PID: waits for both; where one ends badly, ends the other. Status: that of the one
+    local ended status other
+    wait -n -p ended "$1" "$2"
+    status=$?
+    other=$(($1 + $2 - ended))
+    [ $status -eq 0 ] || kill -KILL "$other" 2>/dev/null
+    wait "$other" || status=$((status ? status : $?))
+    return $status
+}
 two() {
-    local name=$1 pids=() status=0
+    local name=$1 rank_0 status=1
     shift
     "${at0[@]}" "${run[@]}" --processes 2 --process-rank 0 --output-dir "$work/$name" "$@" >"$work/$name.0" 2>&1 &
-    pids+=($!)
-    [ "$between" = : ] || { eventually $! listens && $between; }
-    "${at1[@]}" "${run[@]}" --processes 2 --process-rank 1 --output-dir "$work/$name" "$@" >"$work/$name.1" 2>&1 &
-    pids+=($!)
-    for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+    rank_0=$!
+    if [ "$between" = : ] || { eventually $rank_0 listens && $between; }; then
+        "${at1[@]}" "${run[@]}" --processes 2 --process-rank 1 --output-dir "$work/$name" "$@" >"$work/$name.1" 2>&1 &
+        end_of_two $rank_0 $!
+        status=$?
+    else
+        echo "rank 0 does not listen" >"$work/$name.1"
+        kill -KILL $rank_0 2>/dev/null
+    fi
     [ $status -eq 0 ] && [ "$(losses "$work/$name" | wc -l)" -eq 3 ] && cmp -s <(losses "$work/one") <(losses "$work/$name")
     verdict $? "$name (exit $status): $(tail -n 2 "$work/$name".[01])"
     port=$((port + 1))
@@ -75,28 +88,34 @@ first_ip4
 between=with_ip6 at0=(env MASTER_ADDR=localhost MASTER_PORT=$port) at1=(env MASTER_ADDR=both MASTER_PORT=$port)
 two listens-at-ip4-alone --init tcp
 between=: at0=() at1=()
-# rank 1 alone; with a limit of days, so what ends has not waited for it
+# rank 1 alone: what can never be known ends it at once (the limit is one of days), else the time
 alone=("${run[@]}" --init tcp --processes 2 --process-rank 1 --init-timeout 1000000)
-expect 69 "rank 1 cannot reach rank 0 at nowhere:29500: nowhere does not resolve: Name or service not known" \
-    "${alone[@]}" --init-address nowhere
-expect 69 "nowhere.example.invalid does not resolve: Name or service not known" \
-    env MASTER_ADDR=nowhere.example.invalid MASTER_PORT=$port "${alone[@]}"
-expect 64 "an IPv6 address stands in brackets" "${alone[@]}" --init-address ::1:2950
+for address in ::1:2950 "a b:$port" 300.1.1.1:$port; do expect 64 "the address of rank 0 is $address: " "${alone[@]}" --init-address "$address"; done
 expect 64 "MASTER_ADDR=[::1 MASTER_PORT=$port: it has no ]" env MASTER_ADDR='[::1' MASTER_PORT=$port "${alone[@]}"
+expect 69 "rank 1 cannot reach rank 0 at nowhere:29500 within 1 s: nowhere does not resolve: Name or service not known" \
+    "${alone[@]}" --init-address nowhere --init-timeout 1
+expect 69 "nowhere.example.invalid does not resolve: Name or service not known; trying until --init-timeout 1 s" \
+    env MASTER_ADDR=nowhere.example.invalid MASTER_PORT=$port "${alone[@]}" --init-timeout 1
 expect 69 "cannot reach rank 0 at [::1]:$port within 1 s" "${alone[@]}" --init-address "[::1]:$port" --init-timeout 1
+# rank 1 first: it waits for the name, whether the resolver calls its absence final or not
+later() {   # NAME REASON
+    "${run[@]}" --processes 2 --process-rank 1 --init tcp --init-address $1:$port --output-dir "$work/$1" >"$work/$1.1" 2>&1 &
+    local rank_1=$! rank_0
+    eventually $rank_1 grep -qs "$1 does not resolve: $2" "$work/$1.1"
+    verdict $? "rank 1 warns of the name $1: $(tail -n 2 "$work/$1.1")"
+    "${run[@]}" --processes 2 --process-rank 0 --init tcp --init-address $1:$port --output-dir "$work/$1" >"$work/$1.0" 2>&1 &
+    rank_0=$!
+    eventually $rank_0 listens || kill -KILL $rank_0 2>/dev/null
+    echo "::1 $1" >>"$work/hosts"
+    end_of_two $rank_0 $rank_1 && cmp -s <(losses "$work/one") <(losses "$work/$1")
+    verdict $? "the name $1, made known later: $(tail -n 2 "$work/$1".[01])"
+    port=$((port + 1))
+}
+later later-in-files "Name or service not known"
 echo 'hosts: files dns' >"$work/nsswitch.conf"
 printf '%s\n' 'nameserver 127.0.0.1' 'options timeout:1 attempts:1' >"$work/resolv.conf"
 expect 69 "later does not resolve: Temporary failure in name resolution" "${alone[@]}" --init-address later --init-timeout 1
-# rank 1 first: it waits for the name
-"${run[@]}" --processes 2 --process-rank 1 --init tcp --init-address later:$port --output-dir "$work/later" >"$work/later.1" 2>&1 &
-rank_1=$!
-"${run[@]}" --processes 2 --process-rank 0 --init tcp --init-address later:$port --output-dir "$work/later" >"$work/later.0" 2>&1 &
-rank_0=$!
-eventually $rank_0 listens
-echo '::1 later' >>"$work/hosts"
-wait $rank_0 && wait $rank_1 && cmp -s <(losses "$work/one") <(losses "$work/later")
-verdict $? "a name that is made known later: $(tail -n 2 "$work"/later.[01])"
-port=$((port + 1))
+later later-in-dns "Temporary failure in name resolution"
 
 # ---- only IPv6
 ip -4 address flush dev lo
@@ -152,13 +171,14 @@ echo '2001:db8::10 head' >>"$work/hosts"
 two hosts-name --init tcp --init-address head:$port
 in_folder hosts-folder
 # the script that is run on every node
-pids=() status=0
+pids=()
 for h in 0 1; do
     ip netns exec host$h env TRAIN_GPT="$train_gpt" TOKENIZE="$tokenize" TINY=1 GPUS=1 RUNS="$work/hand" NODE=$h NODES=2 HEAD=2001:db8::10 \
         scripts/multi_node/by_hand.sh scripts/run_gpt2_124M.sh --max-steps 2 --init-timeout 600 >"$work/hand.$h" 2>&1 &
     pids+=($!)
 done
-for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+end_of_two "${pids[@]}"
+status=$?
 verdict $status "scripts/multi_node/by_hand.sh (exit $status): $(tail -n 3 "$work"/hand.[01])"
 
 echo "$passed passed, $failed failed"

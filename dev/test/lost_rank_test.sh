@@ -19,14 +19,23 @@ if [ "$length" = long ]; then timeout_s=2 stall_s=3 slow_us=700000 late_us=10000
 
 # Where a file loop.RANK is, that rank loops for ever when it next reads its data, outside all collectives; where
 # slow.RANK is, whatever it syncs takes SLOW_US longer, and where stuck.RANK is, 20 s; where broken.RANK is, its reads fail,
-# and where late.RANK is, each takes LATE_US longer.
+# and where late.RANK is, each takes LATE_US longer. With LOOP_AT in the environment every rank loops for ever from its read of
+# that number of training data on, and leaves looping.RANK.
 with=()
 cat >"$work/loop.cpp" <<'LOOP'
+#include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
+#include <fcntl.h>
 #include <string>
 #include <sys/syscall.h>
 #include <unistd.h>
+static bool is_training_data(int file) {
+    char path[PATH_MAX] = {};
+    const bool is_known = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path - 1) > 0;
+    return is_known && std::string(path).find("train") != std::string::npos;
+}
 extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
     const std::string sign = std::string(getenv("RUN_FOLDER")) + "/loop." + getenv("RANK");
     while (access(sign.c_str(), F_OK) == 0) usleep(1000);
@@ -34,6 +43,12 @@ extern "C" ssize_t pread(int file, void* into, size_t bytes, off_t offset) {
     if (access(broken.c_str(), F_OK) == 0) return errno = EIO, -1;
     const std::string late = std::string(getenv("RUN_FOLDER")) + "/late." + getenv("RANK");
     if (access(late.c_str(), F_OK) == 0) usleep(LATE_US);
+    static std::atomic<int> reads = 0;
+    const char* const loop_at = getenv("LOOP_AT");
+    if (loop_at != nullptr && is_training_data(file) && ++reads >= atoi(loop_at)) {
+        close(open((std::string(getenv("RUN_FOLDER")) + "/looping." + getenv("RANK")).c_str(), O_CREAT | O_WRONLY, 0666));
+        for (;;) usleep(1000);
+    }
     return syscall(SYS_pread64, file, into, bytes, offset);
 }
 extern "C" int fsync(int file) {
@@ -73,8 +88,13 @@ await() {   # PATTERN: waits until the log has it, "" waits for the processes to
     if [ -n "$1" ]; then eventually "$launcher" grep -qs "$1" "$run/log"; else eventually "$launcher" [ -e "$run/pid.$victim" ]; fi
 }
 
-# lose SIGNAL RANK RANKS PLACE DELAY_MS ARGUMENTS...: loses the rank DELAY_MS after the log has shown PLACE; the signal
-# LOOP lets it loop
+all_loop() {   # RANKS
+    local r
+    for ((r = 0; r < $1; r++)); do [ -e "$run/looping.$r" ] || return 1; done
+}
+
+# lose SIGNAL RANK RANKS PLACE DELAY_MS ARGUMENTS...: loses the rank DELAY_MS after the log has shown PLACE, or, at the PLACE
+# all-loop, when every rank loops outside of collectives, where the watchdog alone can see it; the signal LOOP lets it loop
 count=0
 # Where its watchdog gets no time, a rank that finds its connection lost tells of that first.
 told_by_connection() { grep -qE "the connection of rank ([0-9] to rank $1|$1 to rank [0-9]) is lost" "$run/log"; }
@@ -85,7 +105,7 @@ lose() {
     count=$((count + 1))
     local name="rank $victim of $ranks, SIG$signal $delay ms after '$place' ($*)"
     start "run$count" "$ranks" "$@"
-    await "$place"
+    if [ "$place" = all-loop ]; then eventually "$launcher" all_loop "$ranks"; else await "$place"; fi
     sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
     if [ "$signal" = LOOP ]; then
         touch "$run/loop.$victim"
@@ -107,7 +127,7 @@ lose() {
     local where=', last heard at .*step [0-9]+, [a-z-]+ number [0-9]+ of group [a-z]+ '
     local at_start="rank $victim $lost, last heard at start-up|lost the connection to rank $victim at start-up"
     grep -qE "rank $victim $lost$where" "$run/log" || { [ -z "$place" ] && grep -qE "$at_start" "$run/log"; } ||
-        { [ $signal = KILL ] && [ "$length" != long ] && told_by_connection "$victim"; } ||
+        { [ $signal = KILL ] && [ "$length" != long ] && [ "$place" != all-loop ] && told_by_connection "$victim"; } ||
         bad="$bad the lost rank is not named with its place;"
     ! grep -oE "rank [0-9]+ $lost" "$run/log" | has -vE "rank $victim $lost" || bad="$bad another rank is named;"
     kill -KILL "$(cat "$run/pid.$victim")" 2>/dev/null
@@ -128,6 +148,10 @@ verdict $? "where a pipeline stage was lost: $(grep 'rank 1 on' "$run/log")"
 # Without checkpoints, in which a rank may work alone for as long as it takes. Between micro-batches all ranks may have
 # asked for the same; the one that loops is that whose host does not wait for its device.
 if g++ -shared -fPIC -O1 -DSLOW_US=$slow_us -DLATE_US=$late_us "$work/loop.cpp" -o "$work/loop.so" 2>/dev/null; then
+    # between the collectives of two steps (there are 8 reads in a step of 3 ranks), rank 0 too
+    with=(env LD_PRELOAD="$work/loop.so" LOOP_AT=44)
+    lose KILL 1 3 all-loop 0 --zero 1 --val-every 0
+    lose KILL 0 3 all-loop 0 --zero 1 --val-every 0
     with=(env LD_PRELOAD="$work/loop.so")
     if [ "$length" = long ]; then
         loops=(--stall-timeout $stall_s --checkpoint-every 0)

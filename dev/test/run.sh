@@ -62,7 +62,7 @@ report() {   # NAME: what has been performed counts
     printf '%6d passed, %d failed %6d s\n' "$p" "$f" "$seconds"
     printf '%s %s %s\n' "$seconds" "$of" "$name" >>"$logs/times"
     skips_of "$log" | sed 's/^/    /'
-    if [ "$status" -ne 0 ]; then
+    if [ "$status" -ne 0 ] || [ "$f" -gt 0 ]; then
         failures+=("$name")
         { what_failed "$log" 20 | grep . || tail -n 20 "$log"; } | sed 's/^/    | /'
         echo "    (exit $status; whole log: $log)"

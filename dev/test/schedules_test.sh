@@ -92,6 +92,20 @@ rm -r "$work/turned"/step_*
 cmp "$work/in-order" <(all_steps)
 verdict $? "without any checkpoint too"
 
+# without --total-batch a step has a micro-batch of each rank that has other samples: 3, then 2 of 4 processes, then 1
+run_as="scripts/launch.sh -n 3" train counted --stop-after 4 && run_as="scripts/launch.sh -n 4" train counted --resume --tp 2 --stop-after 8 &&
+    train counted --resume --tp 1 --total-batch -1 --stop-after 10
+verdict $? "runs without --total-batch finish: $(tail -n 3 "$work/counted.log")"
+counted_steps() { for step in {1..10}; do samples --resume --output-dir "$work/counted" --samples $step; done; }
+counted_in_order() { for step in {1..22}; do samples --total-batch 64 --samples $step; done; }   # 4 * 3 + 4 * 2 + 2 * 1
+cmp <(counted_in_order) <(counted_steps)
+verdict $? "samples of steps that the number of ranks makes: $(counted_steps | wc -l), expected 44"
+tr -d ' \n' <"$work/counted/step_00000010/run.json" | has '"index":44'
+verdict $? "the loader has read so many: $(grep -o '"loader.*' "$work/counted/step_00000010/run.json" | head -c 200)"
+rm -r "$work/counted"/step_*
+cmp <(counted_in_order) <(counted_steps)
+verdict $? "without any checkpoint too: $(counted_steps | wc -l)"
+
 # the average: a run's own reader, an export, and an average that begins later
 value_of() { "$train_gpt" evaluate --val-data "$work/data/*val*.bin" --seq-len 32 --micro-batch 2 "$@" 2>&1 | sed -nE 's/.*val loss ([0-9.]+) .*/\1/p'; }
 model=$(value_of --model "$work/batches") average=$(value_of --model "$work/batches" --weights ema)

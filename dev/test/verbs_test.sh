@@ -95,6 +95,8 @@ expected=$(sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/log" | tail -n 1)
 same "the loss of a run's folder" "$expected" "$(loss "$work/run" -b 4)"
 expect 0 "sequences of 64 tokens" evaluate --model "$last" "${val[@]}"
 same "the loss on --data" "$expected" "$(run evaluate --model "$work/run" --data "$work/data" -b 4 | sed -nE 's/^val loss ([0-9.]+) .*/\1/p')"
+mkdir "$work/val-alone" && cp "$work"/data/*val*.bin "$work/val-alone"
+same "the loss on --data without training shards" "$expected" "$(run evaluate --model "$work/run" --data "$work/val-alone" -b 4 | sed -nE 's/^val loss ([0-9.]+) .*/\1/p')"
 expect 0 "| 2 sequences of 16 tokens" evaluate --model "$last" "${val[@]}" -t 16 --val-max-batches 2
 expect 64 "without --val-data, --data and --hellaswag" evaluate --model "$last"
 expect 64 "do not fit a model of 64 positions" evaluate --model "$last" "${val[@]}" -t 128

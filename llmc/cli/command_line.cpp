@@ -272,9 +272,10 @@ AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>
 
 // Gives --data's folder to those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
-    const std::string found = find_named_data(name);
+    const bool trains = table.find("--train-data") != nullptr;
+    const std::string found = find_named_data(name, trains ? "train" : "val");
     AllGiven given{{"--val-data", {found}}};
-    if (table.find("--train-data") != nullptr) given["--train-data"] = {found};
+    if (trains) given["--train-data"] = {found};
     return given;
 }
 
@@ -319,6 +320,10 @@ std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, co
         AllGiven all = given;
         all.merge(given_by_record(table, start.options, folder));
         set_all(table, all);
+        if (options.dp == 0) {   // it was what the processes left; where the layout is another one now, at least 1
+            const std::int64_t ranks_of_model = std::int64_t{options.pp} * options.cp * options.tp;
+            options.dp = static_cast<int>(std::max<std::int64_t>(1, start.processes / ranks_of_model));
+        }
         starts.push_back({start.after_step, options});
     }
     return starts;

@@ -389,6 +389,9 @@ TEST_CASE("options: a verb takes its own options and shows no others") {
 
     const std::string folder = data.path();
     write_whole(real_files(), folder + "/a_train_0.bin", "");
+    CHECK(complaint({"evaluate", "--model", "x", "--data", folder}).find("there are no validation shards in ") !=
+          std::string::npos);
+    write_whole(real_files(), folder + "/a_val_0.bin", "");
     CHECK(parse({"evaluate", "--model", "x", "--data", folder}).val_data == folder + "/");
     CHECK(parse({"evaluate", "--model", "x", "--data", folder, "-j", "other"}).val_data == "other");
     CHECK(complaint({"evaluate", "--model", "x"}).find("without --val-data, --data and --hellaswag") !=

@@ -13,7 +13,7 @@ TEST_CASE("named data: by the folder's name, by a part of it, and what is said w
         if (std::string(folder) == "empty") continue;
         write_whole(real_files(), root / (std::string(folder) + "/tiny_train_000000.bin"), "");
     }
-    auto find = [&](const std::string& name) { return find_named_data(name, root.path()); };
+    auto find = [&](const std::string& name) { return find_named_data(name, "train", root.path()); };
     auto complaint = [&](const std::string& name) -> std::string {
         try {
             find(name);
@@ -48,8 +48,8 @@ TEST_CASE("named data: a folder that is there is meant, whatever signs are in it
     }
     for (const std::string& name : names) {
         CAPTURE(name);
-        CHECK(find_named_data(root / name) == root / name + "/");
-        CHECK(find_named_data(name, root.path()) == root / name + "/");
+        CHECK(find_named_data(root / name, "train") == root / name + "/");
+        CHECK(find_named_data(name, "train", root.path()) == root / name + "/");
     }
 }
 
@@ -59,13 +59,47 @@ TEST_CASE("named data: what lies beside the folder may be anything, the folder i
     write_whole(real_files(), root / "web/train_000000.bin", "");
     write_whole(real_files(), root / "mixed/pretrain_000000.bin", "");
     write_whole(real_files(), root / "broken/manifest.json", "{");
-    CHECK(find_named_data("web", root.path()) == root / "web/");
+    CHECK(find_named_data("web", "train", root.path()) == root / "web/");
     for (const char* name : {"mixed", "broken"}) {
         try {
-            find_named_data(name, root.path());
+            find_named_data(name, "train", root.path());
             FAIL(name);
         } catch (const Error& error) {
             CHECK(error.kind() == ErrorKind::bad_data);
         }
     }
+}
+
+TEST_CASE("named data: a broken or foreign folder is meant by a part of its name only where no sound one is") {
+    TemporaryFolder root;
+    for (const char* folder : {"web10B", "web_broken", "web_app", "code_broken", "notes_a", "notes_b"}) {
+        real_files().make_folders(root / folder);
+    }
+    write_whole(real_files(), root / "web10B/train_000000.bin", "");
+    write_whole(real_files(), root / "web_broken/manifest.json", "{");
+    write_whole(real_files(), root / "web_app/manifest.json", R"({"name": "an app", "icons": []})");
+    write_whole(real_files(), root / "code_broken/manifest.json", "[]");
+    write_whole(real_files(), root / "notes_a/manifest.json", "");
+    write_whole(real_files(), root / "notes_b/manifest.json", "1");
+    auto find = [&](const std::string& name) { return find_named_data(name, "train", root.path()); };
+    CHECK(find("web") == root / "web10B/");
+    CHECK(find("web:0.7,10B:0.3") == root / "web10B/:0.7," + (root / "web10B/:0.3"));
+    CHECK_THROWS_WITH_AS(find("code"), doctest::Contains("code_broken/manifest.json"), Error);
+    CHECK_THROWS_WITH_AS(find("notes"), doctest::Contains("could be each of notes_a, notes_b"), Error);
+    CHECK_THROWS_WITH_AS(find("wiki"), doctest::Contains("there are: web10B."), Error);
+}
+
+TEST_CASE("named data: shards of the split that is read are asked for") {
+    TemporaryFolder root;
+    for (const char* folder : {"alone", "web_train", "web_val"}) real_files().make_folders(root / folder);
+    write_whole(real_files(), root / "alone/val_000000.bin", "");
+    write_whole(real_files(), root / "web_train/x_train_000000.bin", "");
+    write_whole(real_files(), root / "web_val/x_val_000000.bin", "");
+    CHECK(find_named_data(root / "alone", "val") == root / "alone/");
+    CHECK(find_named_data("alone", "val", root.path()) == root / "alone/");
+    CHECK(find_named_data("web", "val", root.path()) == root / "web_val/");
+    CHECK(find_named_data("web", "train", root.path()) == root / "web_train/");
+    CHECK_THROWS_WITH_AS(find_named_data(root / "alone", "train"), doctest::Contains("no training shards"), Error);
+    CHECK_THROWS_WITH_AS(find_named_data("web_train", "val", root.path()), doctest::Contains("no validation shards in"),
+                         Error);
 }

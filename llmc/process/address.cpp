@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 
@@ -27,6 +28,26 @@ int read_port(const std::string& digits) {   // 0: it is none
                            std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
     const int port = is_number ? std::stoi(digits) : 0;
     return port <= 65535 ? port : 0;
+}
+
+// Returns why no resolver can ever know a host of this name; empty where one may.
+std::string fault_of_name(const std::string& host) {
+    auto is_of_name = [](char c) {   // names that are not in English have bytes above those of ASCII
+        return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.' || (c & 0x80) != 0;
+    };
+    const auto strange = std::ranges::find_if_not(host, is_of_name);
+    if (strange != host.end()) return text("a host's name has no '", *strange, "' in it");
+    if (host.starts_with('.') || host.find("..") != std::string::npos) return "a part of the name is empty";
+    in_addr parsed;
+    const bool is_number = host.find_first_not_of("0123456789.") == std::string::npos;
+    if (is_number && inet_aton(host.c_str(), &parsed) == 0) return text(host, " is no IPv4 address");
+    std::size_t longest = 0;
+    for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+        end = host.find('.', begin);
+        longest = std::max(longest, std::min(end, host.size()) - begin);
+    }
+    if (longest > 63 || host.size() > 254) return "the name is longer than a name server takes";
+    return "";
 }
 
 [[noreturn]] void refuse(const std::string& source, const std::string& why) {
@@ -63,7 +84,6 @@ Resolution resolve(const std::string& host, int port) {
     const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
     if (error != 0) {
         result.failure = error == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(error);
-        result.is_temporary = error == EAI_AGAIN;
         return result;
     }
     for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
@@ -88,6 +108,7 @@ HostPort read_host_port(const std::string& given, int default_port, const std::s
         refuse(source, "it has several colons; an IPv6 address stands in brackets");
     }
     if (host.empty()) refuse(source, "it has no host");
+    if (const std::string fault = fault_of_name(host); !is_ip6(host) && !fault.empty()) refuse(source, fault);
     if (rest.empty()) return {host, default_port};
     const int port = rest[0] == ':' ? read_port(rest.substr(1)) : 0;
     if (port == 0) refuse(source, text("it ends with ", rest, ", not with a port of 1 to 65535"));

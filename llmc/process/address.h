@@ -26,8 +26,7 @@ inline constexpr const char* kAllInterfaces[] = {"0.0.0.0", "::"};
 // Addresses of a host, given as a name or in digits, at present: all of them, or why there are none.
 struct Resolution {
     std::vector<Address> addresses;
-    std::string failure;         // the resolver's words
-    bool is_temporary = false;   // the resolver may know it later (EAI_AGAIN)
+    std::string failure;   // the resolver's words
 };
 Resolution resolve(const std::string& host, int port);   // "localhost": both addresses of loopback, on every machine
 
@@ -36,7 +35,8 @@ struct HostPort {
     std::string host;   // a name or digits, without brackets
     int port = 0;
 };
-// Reads HOST[:PORT], an IPv6 address in brackets: [::1]:29500. Throws Error(usage) that names `source`.
+// Reads HOST[:PORT], an IPv6 address in brackets: [::1]:29500. Throws Error(usage) that names `source`; also for what
+// no resolver can ever know, as a name with a space in it.
 HostPort read_host_port(const std::string& given, int default_port, const std::string& source);
 // Reads a host alone, whose IPv6 address may do without brackets, and a port ("": the default). Throws Error(usage).
 HostPort read_host_and_port(const std::string& host, const std::string& port, int default_port,

@@ -173,8 +173,8 @@ std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int por
     return socket;
 }
 
-Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own) {
-    if (std::optional<Socket> socket = find_rank_0(hosts, port, own, own.seconds)) return std::move(*socket);
+Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own, double seconds) {
+    if (std::optional<Socket> socket = find_rank_0(hosts, port, own, seconds)) return std::move(*socket);
     std::string tried;
     for (const std::string& host : hosts) tried += text(tried.empty() ? "" : ", ", to_text({host, port}));
     throw Error(ErrorKind::no_device,

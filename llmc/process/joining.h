@@ -26,7 +26,8 @@ std::vector<Socket> accept_ranks(ListeningSocket& listener, const Joining& own);
 // Connects to rank 0, at the first of the hosts where it is. nullopt where it is at none within `seconds`.
 // Error(no_device) where it refuses, or has waited for others in vain; Error(resumable) where it is lost.
 std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own, double seconds);
-Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own);   // Error(no_device): at none
+// Does the same, of `own.seconds` in `seconds` that are left. Error(no_device) too where it is at none.
+Socket join_rank_0(const std::vector<std::string>& hosts, int port, const Joining& own, double seconds);
 
 // Returns the line by which other ranks find the listener of rank 0. They get it by a file or by another rendezvous.
 std::string invitation_to(const ListeningSocket& listener, const std::string& word, bool on_one_host);

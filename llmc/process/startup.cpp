@@ -95,17 +95,27 @@ HostPort address_of_rank_0(const std::string& given) {
     return read_host_and_port(host, port, kDefaultPort, text("MASTER_ADDR=", host, " MASTER_PORT=", port));
 }
 
-// Waits until a name resolves, as long as the resolver says that it may yet.
-void await_name(const HostPort& at, const Joining& own) {
+// Waits until a name resolves, which it may not do before rank 0 is up: the record of a pod appears with it. Returns
+// the seconds that are left then.
+double await_name(const HostPort& at, const Joining& own, const StartupOptions& options) {
     const double deadline = steady_seconds() + own.seconds;
-    for (Resolution found = resolve(at.host, at.port); found.addresses.empty(); found = resolve(at.host, at.port)) {
-        if (!found.is_temporary || steady_seconds() >= deadline) {
+    bool is_told = false;
+    for (;;) {
+        const Resolution found = options.resolver(at.host, at.port);
+        const double left = deadline - steady_seconds();
+        if (!found.addresses.empty()) return left;
+        if (left <= 0) {
             throw Error(ErrorKind::no_device,
-                        text("rank ", own.rank, " cannot reach rank 0 at ", to_text(at), ": ", at.host,
-                             " does not resolve: ", found.failure),
+                        text("rank ", own.rank, " cannot reach rank 0 at ", to_text(at), " within ", own.seconds,
+                             " s: ", at.host, " does not resolve: ", found.failure),
                         "Check the name's spelling, /etc/hosts and the name server, or give the address in digits.");
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        if (!is_told) {
+            Log().warning("rank %d: %s does not resolve: %s; trying until --init-timeout %g s", own.rank,
+                          at.host.c_str(), found.failure.c_str(), own.seconds);
+        }
+        is_told = true;
+        std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
     }
 }
 
@@ -138,8 +148,8 @@ std::vector<Socket> meet_by_tcp(const StartupOptions& options, Joining own) {
     own.address_is_given = true;
     std::vector<Socket> sockets;
     if (own.rank > 0) {
-        await_name(at, own);
-        sockets.push_back(join_rank_0({at.host}, at.port, own));
+        const double left = await_name(at, own, options);
+        sockets.push_back(join_rank_0({at.host}, at.port, own, left));
         return sockets;
     }
     ListeningSocket listener(at.port, is_loopback(at.host));

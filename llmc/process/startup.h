@@ -16,9 +16,12 @@
 // sets. One process drives one GPU: the one with its local rank's number.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "llmc/process/address.h"
 
 enum class InitMethod { automatic, mpi, tcp, fs };
 
@@ -29,6 +32,7 @@ struct StartupOptions {
     std::string address;            // tcp: HOST[:PORT] of rank 0, [::1]:PORT for IPv6; empty: MASTER_ADDR, MASTER_PORT
     std::string folder;             // fs: a folder that all ranks see
     double timeout_seconds = 120;   // how long to wait for peers
+    std::function<Resolution(const std::string& host, int port)> resolver = resolve;   // tests give another one
 };
 
 inline constexpr int kDefaultPort = 29500;   // used by --init tcp where the address has none
@@ -70,7 +74,7 @@ std::string run_secret();
 
 // Joins the other processes. Local ranks that the environment does not give are counted by host (own_host_identity).
 // Errors: Error(usage) for a rank outside its range, a missing or malformed address, a missing folder, mpi in
-// a build without MPI; Error(no_device) naming who did not come, or a name that does not resolve.
+// a build without MPI; Error(no_device) naming who did not come, or a name that has not resolved in time.
 Startup start_up(const StartupOptions& options);
 
 // This process's rank, before it has met anyone: for messages.

@@ -1,7 +1,6 @@
 // How processes find each other, with threads for processes; dev/test/startup_test.sh does it with processes.
 #include "llmc/process/startup.h"
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,8 +13,10 @@
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/base/exit_code.h"
 #include "llmc/io/temporary_folder_test.h"
 #include "llmc/process/address.h"
+#include "llmc/process/free_port_test.h"
 #include "llmc/process/sockets.h"
 
 namespace {
@@ -73,11 +74,9 @@ StartupOptions options_of(InitMethod method, int rank, int ranks) {
     options.method = method;
     options.rank = rank;
     options.ranks = ranks;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = 600;
     return options;
 }
-
-int free_port() { return ListeningSocket(0).port(); }
 
 // Starts the given ranks as threads. What each found out, or the error's code and message.
 struct Outcome {
@@ -123,21 +122,6 @@ void check_all_met(const std::vector<Outcome>& outcomes) {
         }
         CHECK(o.heard.back() == "word");
     }
-}
-
-sockaddr_in address_of(const char* digits, int port) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = inet_addr(digits);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    return address;
-}
-
-sockaddr_in local_address(const Socket& socket) {
-    sockaddr_in address{};
-    socklen_t size = sizeof address;
-    getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size);
-    return address;
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -243,19 +227,44 @@ TEST_CASE("startup: an address of IPv6, or localhost, and what torchrun says of 
     }
 }
 
-TEST_CASE("startup: a name that does not resolve is told with the resolver's reason, at once where that is final") {
+TEST_CASE("startup: a name that does not resolve yet is awaited, whatever the resolver says of it") {
     Environment environment({});
-    for (const char* name : {"no-such-host.invalid", "a b", ".."}) {
-        INFO(name);
-        StartupOptions alone = options_of(InitMethod::tcp, 1, 2);
-        const Resolution found = resolve(name, 1);
-        alone.timeout_seconds = found.is_temporary ? 0.5 : 1e6;
-        alone.address = text(name, ":29500");
-        const Outcome outcome = start({alone})[0];
-        CHECK(outcome.exit_code == 69);
-        CHECK(contains(outcome.error, text("rank 1 cannot reach rank 0 at ", alone.address, ": ", name,
-                                           " does not resolve: ", found.failure)));
+    for (const char* reason : {"Name or service not known", "No address associated with hostname", "Try again"}) {
+        INFO(reason);
+        std::vector<StartupOptions> all;
+        std::atomic<int> asked = 0;
+        for (int r = 0; r < 2; r++) {
+            all.push_back(options_of(InitMethod::tcp, r, 2));
+            all.back().timeout_seconds = 600;
+            all.back().address = text("localhost:", free_port());
+        }
+        all[1].address = all[0].address;
+        all[1].resolver = [&](const std::string& host, int port) {
+            return ++asked < 4 ? Resolution{{}, reason} : resolve(host, port);
+        };
+        std::vector<std::string> warnings;
+        {
+            const WarningListener listening([&](const std::string& warning) { warnings.push_back(warning); });
+            check_all_met(start(all));
+        }
+        CHECK(asked == 4);
+        REQUIRE(warnings.size() == 1);
+        CHECK(warnings[0] ==
+              text("rank 1: localhost does not resolve: ", reason, "; trying until --init-timeout 600 s"));
     }
+}
+
+TEST_CASE("startup: a name that never resolves is told with the resolver's reason when the time is over") {
+    Environment environment({});
+    StartupOptions alone = options_of(InitMethod::tcp, 1, 2);
+    alone.timeout_seconds = 0.5;
+    alone.address = "rank-0.job:29500";
+    alone.resolver = [](const std::string&, int) { return Resolution{{}, "no such record"}; };
+    const Outcome outcome = start({alone})[0];
+    CHECK(outcome.exit_code == 69);
+    CHECK(contains(outcome.error,
+                   "rank 1 cannot reach rank 0 at rank-0.job:29500 within 0.5 s: rank-0.job does not "
+                   "resolve: no such record"));
 }
 
 TEST_CASE("startup: local ranks by --gpus-per-node") {
@@ -488,7 +497,8 @@ TEST_CASE("startup: settings that make no sense are refused") {
     CHECK(code_of(options_of(InitMethod::fs, 0, 2)).exit_code == 64);    // no folder
     CHECK(code_of(options_of(InitMethod::tcp, 2, 2)).exit_code == 64);
     StartupOptions bad_port = options_of(InitMethod::tcp, 0, 2);
-    for (const char* address : {"host:", "host:0", "host:99999", "host:12x", ":29500", "::1:29500", "[::1"}) {
+    for (const char* address :
+         {"host:", "host:0", "host:99999", "host:12x", ":29500", "::1:29500", "[::1", "a b:29500", "..:29500"}) {
         bad_port.address = address;
         CHECK(code_of(bad_port).exit_code == 64);
     }
@@ -497,80 +507,4 @@ TEST_CASE("startup: settings that make no sense are refused") {
         CHECK(without.exit_code == 64);
         CHECK(contains(without.error, "libopenmpi-dev"));
     }
-}
-
-TEST_CASE("sockets: texts of any length arrive whole; silence and a closed connection are told apart") {
-    ListeningSocket listener(0);
-    std::optional<Socket> client = connect_to_any({"127.0.0.1"}, listener.port(), 5);
-    std::optional<Socket> server = listener.accept(5);
-    REQUIRE(client);
-    REQUIRE(server);
-    const std::string longer(3 << 20, 'x');
-    std::thread sender([&] {
-        client->send("");
-        client->send(longer);
-    });
-    CHECK(server->receive(5) == std::optional<std::string>(""));
-    CHECK(server->receive(5) == std::optional<std::string>(longer));
-    sender.join();
-    bool timed_out = false;
-    CHECK(!server->receive(0.05, &timed_out));
-    CHECK(timed_out);
-    client->close();
-    CHECK(!server->receive(5, &timed_out));
-    CHECK(!timed_out);
-    CHECK(!listener.accept(0.01));
-    CHECK(!connect_to_any({"127.0.0.1"}, free_port(), 0.1));
-}
-
-TEST_CASE("sockets: an address that never answers neither holds up the limit nor hides one that does") {
-    // a listener whose queue is full: the kernel drops what else comes, as a firewall would
-    auto listen_at = [](const char* where, int port, int queue) {
-        Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        const sockaddr_in address = address_of(where, port);
-        REQUIRE(bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
-        REQUIRE(listen(socket.fd(), queue) == 0);
-        return socket;
-    };
-    const Socket full = listen_at("127.0.0.2", 0, 0);
-    const int port = ntohs(local_address(full).sin_port);
-    std::vector<Socket> in_queue;
-    for (int i = 0; i < 4; i++) {
-        in_queue.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-        const sockaddr_in address = address_of("127.0.0.2", port);
-        (void)!connect(in_queue.back().fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-    }
-
-    const double begin = steady_seconds();
-    CHECK(!connect_to_any({"127.0.0.2"}, port, 0.5));
-    CHECK(steady_seconds() - begin < 5);   // a blocking connect() takes two minutes
-
-    const Socket right = listen_at("127.0.0.1", port, 5);
-    const auto found = connect_to_any({"127.0.0.2", "no.such.host.invalid", "127.0.0.1"}, port, 20, {});
-    REQUIRE(found);
-    CHECK(found->peer_address() == "127.0.0.1");
-}
-
-TEST_CASE("sockets: of several hosts the one that greets rightly is taken") {
-    ListeningSocket listener(0);   // at all addresses of 127.0.0.0/8
-    std::atomic<bool> done = false;
-    std::thread server([&] {
-        while (!done) {
-            std::optional<Socket> connection = listener.accept(0.05);
-            if (!connection) continue;
-            const bool right = local_address(*connection).sin_addr.s_addr == inet_addr("127.0.0.2");
-            connection->send(right ? "the right one" : "a stranger");
-        }
-    });
-    int greeted = 0;
-    auto is_right = [&greeted](Socket& socket) {
-        greeted++;
-        return socket.receive(20) == "the right one";
-    };
-    const auto found = connect_to_any({"127.0.0.1", "127.0.0.2", "127.0.0.3"}, listener.port(), 20, is_right);
-    done = true;
-    server.join();
-    REQUIRE(found);
-    CHECK(found->peer_address() == "127.0.0.2");
-    CHECK(greeted >= 2);
 }

@@ -27,6 +27,7 @@ struct Peer {
     std::string host;
     Place at = {};
     double heard = 0;    // when its last message came (Impl::clock)
+    double quiet = 0;    // seconds of turns that had nothing of it to read, since an error is suspected
     bool gone = false;   // it said goodbye
 };
 
@@ -68,15 +69,14 @@ struct Watchdog::Impl {
         const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
         const Joining self{place.rank, place.ranks, invitation.word, options.connect_seconds};
         if (place.rank == 0) {
-            for (Socket& socket : accept_ranks(*listener, self)) {
+            for (Socket& socket : accept_ranks(*listener, self))
                 peers.push_back({std::move(socket), hosts[peers.size()]});
-            }
             return;
         }
         if (const std::string met = rendezvous.rank_0_address(); !met.empty() && !on_one_host) {
             invitation.hosts.insert(invitation.hosts.begin(), met);   // who has answered before comes first
         }
-        peers.push_back({join_rank_0(invitation.hosts, invitation.port, self), hosts[0]});
+        peers.push_back({join_rank_0(invitation.hosts, invitation.port, self, self.seconds), hosts[0]});
     }
 
     // ---- the thread
@@ -90,7 +90,7 @@ struct Watchdog::Impl {
                 next_beat = steady_seconds() + options.heartbeat_seconds;
             }
             advance_clock();   // before listening, so that messages that have arrived are read before peers are judged
-            listen(std::min(0.05, options.heartbeat_seconds / 2));
+            listen(turn_seconds());
             look_for_silence();
             look_for_failure();
             look_at_suspicion();
@@ -108,9 +108,12 @@ struct Watchdog::Impl {
     // the limit at most.
     void advance_clock() {
         const double now = steady_seconds();
-        clock += std::min(now - listened_at, options.silence_seconds / 4);
+        last_turn = now - listened_at;
+        clock += std::min(last_turn, options.silence_seconds / 4);
         listened_at = now;
     }
+
+    double turn_seconds() const { return std::min(0.05, options.heartbeat_seconds / 2); }   // at most
 
     bool is_connected(const Peer& peer) const { return peer.socket.is_open() && !peer.gone; }
 
@@ -170,6 +173,8 @@ struct Watchdog::Impl {
         }
         poll(waiting.data(), waiting.size(), static_cast<int>(seconds * 1e3) + 1);
         for (std::size_t i = 0; i < waiting.size() && !is_aborted; i++) {
+            double& quiet = peers[static_cast<std::size_t>(ranks[i])].quiet;
+            if (waiting[i].revents == 0) quiet += std::min(last_turn, turn_seconds());
             if (waiting[i].revents != 0) take_message(ranks[i]);
         }
     }
@@ -322,16 +327,17 @@ struct Watchdog::Impl {
         if (suspected.empty()) suspected = why;
     }
 
-    // Aborts because of what is suspected when this thread has listened for long enough since without finding a loss.
+    // Aborts because of what is suspected when this thread has listened for long enough since without finding a loss:
+    // to each rank, in turns in which all that it had said was read, since its end comes behind that.
     void look_at_suspicion() {
-        std::string why;
-        {
-            std::lock_guard lock(mutex);
-            why = suspected;
+        const std::string why = guarded(suspected);
+        if (why.empty()) {
+            for (Peer& peer : peers) peer.quiet = 0;
+            return;
         }
-        if (why.empty()) return;
-        if (suspected_since < 0) suspected_since = clock;
-        if (clock - suspected_since > options.heartbeat_seconds + 0.25) start_abort(why);
+        const double enough = options.heartbeat_seconds + 0.25;
+        auto may_yet_end = [&](const Peer& p) { return is_connected(p) && p.quiet <= enough; };
+        if (std::ranges::none_of(peers, may_yet_end)) start_abort(why);
     }
 
     // Tells rank 0 of an error of this rank's main thread, and waits for what all are told: that, or what came before.
@@ -379,19 +385,16 @@ struct Watchdog::Impl {
             abort_kind = kind;
             is_aborted = true;
         }
-        if (place.rank == 0) tell_abort(why, kind);
-    }
-
-    void tell_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
-        send_to_all(text(abort_all, static_cast<int>(kind), " ", why));
+        if (place.rank == 0) send_to_all(text(abort_all, static_cast<int>(kind), " ", why));
     }
 
     const char* hint() const { return abort_kind == ErrorKind::resumable ? kHint : kBugHint; }
 
-    std::string abort_reason() const {
+    std::string guarded(const std::string& words) const {   // reason or suspected
         std::lock_guard lock(mutex);
-        return reason;
+        return words;
     }
+    std::string abort_reason() const { return guarded(reason); }
 
     void leave_after_grace() {
         const double end = steady_seconds() + options.grace_seconds;
@@ -437,8 +440,8 @@ struct Watchdog::Impl {
     // used by the watchdog's thread only
     Place own;
     std::uint64_t seen_own_progress = 0;
-    double clock = 0, listened_at = 0;   // seconds; see advance_clock
-    double last_advance = 0, failing_since = 0, suspected_since = -1;
+    double clock = 0, listened_at = 0, last_turn = 0;   // seconds; see advance_clock
+    double last_advance = 0, failing_since = 0;
     CollectiveOrder order;   // on rank 0
 };
 

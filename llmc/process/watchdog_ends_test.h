@@ -1,6 +1,13 @@
 // Ranks for tests of the watchdog, whose ends are noted instead of ending the process.
 #pragma once
 
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -25,13 +32,16 @@ inline WatchdogOptions patient() {
     return options;
 }
 
+// Longer than any machine takes that is merely slow.
+inline constexpr double kMinutes = 600;
+
 inline Startup meet(const TemporaryFolder& folder, int rank, int ranks) {
     StartupOptions options;
     options.method = InitMethod::fs;
     options.folder = folder.path();
     options.rank = rank;
     options.ranks = ranks;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = kMinutes;
     return start_up(options);
 }
 
@@ -57,7 +67,7 @@ public:
         return ends_[static_cast<std::size_t>(rank)];
     }
     void await(int rank) {
-        for (const double end = steady_seconds() + 20; steady_seconds() < end && of(rank).exit_code == 0;) {
+        for (const double end = steady_seconds() + kMinutes; steady_seconds() < end && of(rank).exit_code == 0;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
     }
@@ -76,6 +86,40 @@ inline Startup meet_by_tcp(int port, int rank, int ranks) {
     options.address = text("127.0.0.1:", port);
     options.rank = rank;
     options.ranks = ranks;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = kMinutes;
     return start_up(options);
 }
+
+// A rank as a process of its own, which is killed with this object.
+class RankProcess {
+public:
+    explicit RankProcess(const std::function<void()>& rank) : pid_(fork()) {
+        REQUIRE(pid_ >= 0);
+        if (pid_ > 0) return;
+        try {
+            rank();
+        } catch (const std::exception& error) {   // or it would go on with the other tests
+            std::fprintf(stderr, "a rank that is a process: %s\n", error.what());
+        }
+        _exit(1);
+    }
+    ~RankProcess() { end(); }
+    RankProcess(const RankProcess&) = delete;
+    RankProcess& operator=(const RankProcess&) = delete;
+
+    void await_stop() const {
+        int status = 0;
+        REQUIRE(waitpid(pid_, &status, WUNTRACED) == pid_);
+        REQUIRE(WIFSTOPPED(status));
+    }
+    void go_on() const { kill(pid_, SIGCONT); }
+    void end() {
+        if (pid_ <= 0) return;
+        kill(pid_, SIGKILL);
+        waitpid(pid_, nullptr, 0);
+        pid_ = 0;
+    }
+
+private:
+    pid_t pid_;
+};

@@ -1,32 +1,26 @@
 // How a rank with an error of its own leaves: what it says, what it leaves to others to say, and its exit code.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/wait.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <optional>
 #include <thread>
 
-#include "llmc/process/sockets.h"
+#include "llmc/process/free_port_test.h"
+#include "llmc/process/joining.h"
 #include "llmc/process/watchdog_ends_test.h"
 
 namespace {
 
-// A rank as a process that stops once it has met the others; its watchdog ends it without a word.
-pid_t stopped_rank(int port, int rank, int ranks, WatchdogOptions options) {
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child > 0) return child;
+// Stops the process of a rank once it has met the others; its watchdog ends it without a word.
+void stop_in_company(int port, int rank, int ranks) {
+    WatchdogOptions options = patient();
     options.leave = [](int, const std::string&) { _exit(0); };
     Startup startup = meet_by_tcp(port, rank, ranks);
     Watchdog watchdog(*startup.rendezvous, startup.place, options);
     raise(SIGSTOP);
     for (;;) pause();
-}
-void await_stop(pid_t child) { REQUIRE(waitpid(child, nullptr, WUNTRACED) == child); }
-void end(pid_t child) {
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
 }
 // Longer than anything that a rank waits by the clock.
 void let_them_wait() { std::this_thread::sleep_for(std::chrono::seconds(1)); }
@@ -64,14 +58,14 @@ TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tel
         threads.emplace_back([&, r] {
             Startup startup = meet(folder, r, 2);
             WatchdogOptions options = ends.options(r, patient());
-            if (r == 0) options.grace_seconds = 20;   // its main thread comes to its end by itself
+            if (r == 0) options.grace_seconds = kMinutes;   // its main thread comes to its end by itself
             Watchdog watchdog(*startup.rendezvous, startup.place, options);
             if (r == 1) {
                 watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));
                 return;
             }
-            for (const double end = steady_seconds() + 20; steady_seconds() < end && !watchdog.aborted();) {
+            for (const double end = steady_seconds() + kMinutes; steady_seconds() < end && !watchdog.aborted();) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
             }
             watchdog.leave(Error(ErrorKind::io, "the disk is full"));
@@ -86,23 +80,62 @@ TEST_CASE("watchdog: a rank with an error of its own, after another is lost, tel
 }
 
 TEST_CASE("watchdog: the rank that is lost is told beside its consequence, however late rank 0 gets its time") {
-    const int port = ListeningSocket(0).port();
-    const pid_t first = stopped_rank(port, 0, 3, patient()), lost = stopped_rank(port, 2, 3, patient());
+    const int port = free_port();
+    RankProcess first([port] { stop_in_company(port, 0, 3); }), lost([port] { stop_in_company(port, 2, 3); });
     Ends ends(3);
     {
         Startup startup = meet_by_tcp(port, 1, 3);
         Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
-        await_stop(first);
-        await_stop(lost);
-        end(lost);
+        first.await_stop();
+        lost.await_stop();
+        lost.end();
         std::jthread leaves(
             [&] { watchdog.leave(Error(ErrorKind::resumable, "the connection of rank 1 to rank 2 is lost")); });
         let_them_wait();
-        kill(first, SIGCONT);
+        first.go_on();
     }
-    end(first);
     INFO(ends.of(1).why);
     CHECK(ends.of(1).exit_code == 75);
+    CHECK(contains(ends.of(1).why, "rank 2 on "));
+    CHECK(contains(ends.of(1).why, "died or was cut off"));
+    CHECK(contains(ends.of(1).why, "what this rank met: the connection of rank 1 to rank 2 is lost"));
+}
+
+TEST_CASE("watchdog: the rank that is lost is told beside its consequence, however much rank 0 has to read before") {
+    const int port = free_port();
+    RankProcess first([port] { stop_in_company(port, 0, 3); });
+    Ends ends(3);
+    std::optional<Socket> lost;
+    std::jthread rank_2([&] {
+        Startup startup = meet_by_tcp(port, 2, 3);
+        startup.rendezvous->all_gather(own_host_identity());
+        const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
+        startup.rendezvous->all_gather("here");
+        lost = find_rank_0({"127.0.0.1"}, invitation.port, {2, 3, invitation.word}, kMinutes);
+    });
+    {
+        Startup startup = meet_by_tcp(port, 1, 3);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
+        rank_2.join();
+        REQUIRE(lost);
+        first.await_stop();
+        std::string messages;   // which rank 0 does not know
+        for (int i = 0; i < 1000000; i++) messages += std::string("\1\0\0\0x", 5);
+        // as much as fits into the connection, whose end comes behind it
+        std::size_t sent = 0;
+        for (int i = 0; i < 50; i++) {
+            const ssize_t more =
+                ::send(lost->fd(), messages.data() + sent, messages.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (more > 0) sent += static_cast<std::size_t>(more);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        lost->close();
+        std::jthread leaves(
+            [&] { watchdog.leave(Error(ErrorKind::resumable, "the connection of rank 1 to rank 2 is lost")); });
+        let_them_wait();
+        first.go_on();
+    }
+    INFO(ends.of(1).why);
     CHECK(contains(ends.of(1).why, "rank 2 on "));
     CHECK(contains(ends.of(1).why, "died or was cut off"));
     CHECK(contains(ends.of(1).why, "what this rank met: the connection of rank 1 to rank 2 is lost"));
@@ -130,8 +163,8 @@ TEST_CASE("watchdog: an error that looks like a consequence, and is none, is tol
 }
 
 TEST_CASE("watchdog: what several ranks meet is said by one of them, however late rank 0 gets its time") {
-    const int port = ListeningSocket(0).port();
-    const pid_t first = stopped_rank(port, 0, 3, patient());
+    const int port = free_port();
+    RankProcess first([port] { stop_in_company(port, 0, 3); });
     Ends ends(3);
     std::vector<std::jthread> threads;
     for (int r = 1; r < 3; r++) {
@@ -141,11 +174,10 @@ TEST_CASE("watchdog: what several ranks meet is said by one of them, however lat
             watchdog.leave(Error(ErrorKind::bad_data, "a broken shard"));
         });
     }
-    await_stop(first);
+    first.await_stop();
     let_them_wait();
-    kill(first, SIGCONT);
+    first.go_on();
     threads.clear();
-    end(first);
     for (int r = 1; r < 3; r++) CHECK(ends.of(r).exit_code == static_cast<int>(ErrorKind::bad_data));
     INFO(ends.of(1).why, ", ", ends.of(2).why);
     CHECK(ends.of(1).why + ends.of(2).why == "a broken shard");

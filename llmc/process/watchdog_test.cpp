@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -14,6 +13,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder_test.h"
+#include "llmc/process/free_port_test.h"
 #include "llmc/process/on_ranks_test.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/watchdog_ends_test.h"
@@ -25,17 +25,14 @@ namespace {
 void lose(int ranks, int victim, int signal_number, const std::string& expected) {
     WatchdogOptions options = patient();
     if (signal_number == SIGSTOP) options.silence_seconds = 5;
-    const int port = ListeningSocket(0).port();
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    const int port = free_port();
+    RankProcess child([&] {
         Startup startup = meet_by_tcp(port, victim, ranks);
         Watchdog watchdog(*startup.rendezvous, startup.place, options);
         watchdog.set_step(7);
         std::this_thread::sleep_for(std::chrono::milliseconds(200));   // heartbeats tell of the step
         raise(signal_number);
-        _exit(0);
-    }
+    });
     Ends ends(ranks);
     std::vector<std::thread> threads;
     for (int r = 0; r < ranks; r++) {
@@ -47,8 +44,6 @@ void lose(int ranks, int victim, int signal_number, const std::string& expected)
         });
     }
     for (std::thread& t : threads) t.join();
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
     for (int r = 0; r < ranks; r++) {
         if (r == victim) continue;
         INFO("rank ", r, ": ", ends.of(r).why);
@@ -284,7 +279,7 @@ TEST_CASE("watchdog: the limit of a stall holds again after work alone") {
 }
 
 TEST_CASE("watchdog: a connection that its rank has given up is not taken for it; strangers delay nobody") {
-    const int rendezvous_port = ListeningSocket(0).port();
+    const int rendezvous_port = free_port();
     Ends ends(2);
     double seconds = 0;
     std::jthread rank_0([&] {

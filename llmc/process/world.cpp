@@ -113,28 +113,31 @@ Communicator* World::link(const std::string& name, int from, int to) {
     const bool member = from >= 0;
     ENSURE(!member || rank() == from || rank() == to, "rank ", rank(), " is at neither end of link ", name, ": ", from,
            " to ", to);
-    const auto [at, is_new] = groups_.try_emplace({name, {from, to}});
-    std::unique_ptr<Communicator>& link = at->second;
-    if (all_ == nullptr || !is_new || (planned_ && !member)) return link.get();
+    const std::pair key(name, std::vector<int>{from, to});
+    if (const auto made = groups_.find(key); made != groups_.end()) return made->second.get();
+    if (all_ == nullptr) return nullptr;
     const int sms = link_sms(comm_sms_);
-    if (planned_) return (link = planned(name, {from, to}, sms)).get();
-    auto end = std::make_unique<Communicator>(*all_, member ? from : -1, rank() == from ? 0 : 1, name, sms);
-    if (!member) return nullptr;
-    link = std::move(end);
-    add_observers(*link, {from, to});
-    return link.get();
+    std::unique_ptr<Communicator> link;   // kept once it is made: where that throws, it is made anew
+    if (!planned_) {
+        link = std::make_unique<Communicator>(*all_, member ? from : -1, rank() == from ? 0 : 1, name, sms);
+    } else if (member) {
+        link = planned(name, {from, to}, sms);
+    }
+    if (!member) link = nullptr;   // others have nothing there, yet took part
+    if (member && !planned_) add_observers(*link, {from, to});
+    return (groups_[key] = std::move(link)).get();
 }
 
 Communicator* World::group(const std::string& name, const std::vector<int>& members) {
-    std::unique_ptr<Communicator>& group = groups_[{name, members}];
-    if (group != nullptr) return group.get();
+    const std::pair key(name, members);
+    if (const auto made = groups_.find(key); made != groups_.end()) return made->second.get();
     const auto own = std::find(members.begin(), members.end(), rank());
     ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
-    if (planned_) return (group = planned(name, members, comm_sms_)).get();
-    group = std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
-                                           static_cast<int>(own - members.begin()), name, comm_sms_);
-    add_observers(*group, members);
-    return group.get();
+    auto group = planned_ ? planned(name, members, comm_sms_)
+                          : std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
+                                                           static_cast<int>(own - members.begin()), name, comm_sms_);
+    if (!planned_) add_observers(*group, members);
+    return (groups_[key] = std::move(group)).get();
 }
 
 void World::set_step(std::int64_t step) {

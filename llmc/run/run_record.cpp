@@ -62,10 +62,12 @@ RunRecord record_from(const Json& json) {
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded,
                                            const std::vector<OptionText>& now) {
     std::vector<ChangedOption> changed;
+    if (recorded.empty()) return changed;
     for (const OptionText& option : now) {
         const auto was = std::ranges::find(recorded, option.name, &OptionText::name);
-        if (was == recorded.end() || was->value == option.value || option.of_one_start) continue;
-        changed.push_back({option.name, was->value, option.value});
+        const bool is_new = was == recorded.end();
+        if (option.of_one_start || (!is_new && was->value == option.value)) continue;
+        changed.push_back({option.name, is_new ? std::nullopt : std::optional(was->value), option.value});
     }
     return changed;
 }
@@ -76,11 +78,18 @@ std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::strin
     try {
         for (auto start = record.starts.rbegin(); start != record.starts.rend(); ++start) {
             const int after = static_cast<int>(start->at("after_step").as_whole(INT32_MAX));
-            if (history.empty() || after < history.back().after_step) history.push_back({after, options});
-            for (OptionText& option : options) {
-                const Json* const was = start->at("changed").find(option.name);
-                if (was != nullptr) option.value = was->elements().at(0).as_text();
+            if (history.empty() || after < history.back().after_step) {
+                const int processes = static_cast<int>(start->at("processes").as_whole(INT32_MAX));
+                history.push_back({after, processes, options});
             }
+            const Json& changed = start->at("changed");
+            std::erase_if(options, [&](OptionText& option) {
+                const Json* const change = changed.find(option.name);
+                if (change == nullptr) return false;
+                const Json& before = change->elements().at(0);
+                if (!before.is_null()) option.value = before.as_text();
+                return before.is_null();
+            });
         }
     } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(path, ": its starts: ", error.what()), "Restore the file from a copy.");
@@ -155,7 +164,7 @@ Json describe_start(const ThisStart& start) {
     Json hosts = Json::object(), changed = Json::object();
     for (const auto& [host, count] : processes) hosts.add(host, count);
     for (const ChangedOption& option : start.changed) {
-        changed.add(option.name, Json::array({option.recorded, option.now}));
+        changed.add(option.name, Json::array({option.recorded ? Json(*option.recorded) : Json(), option.now}));
     }
     return Json::object({{"after_step", start.after_step},
                          {"time", std::string(time)},

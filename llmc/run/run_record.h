@@ -11,7 +11,8 @@
 // "options" has every option of the last start, as --print-config prints it. "program" is the hash (xxh3) of the
 // executable. "hash" of data hashes all shards' hashes in their order, so the same shards have the same hash in any
 // folder; a shard without a hash in a manifest counts by its name and number of tokens. "changed" has the options that
-// each start gave differently.
+// each start gave differently: [before, since]. Before is null where the program did not have the option yet: earlier
+// starts had its default.
 #pragma once
 
 #include <optional>
@@ -41,9 +42,9 @@ struct RunRecord {
     std::vector<Json> starts;
 };
 
-// The options that were in force from a step on: those of the start after it.
+// The options that were in force from a step on: those of the start after it, and how many processes it had.
 struct OptionsOfStart {
-    int after_step;
+    int after_step, processes;
     std::vector<OptionText> options;
 };
 // In the order of the steps; starts whose steps a later one has made anew are left out. Error(bad_data) naming `path`
@@ -51,10 +52,12 @@ struct OptionsOfStart {
 std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path);
 
 struct ChangedOption {
-    std::string name, recorded, now;
+    std::string name;
+    std::optional<std::string> recorded;   // none: an older program made the record, which did not have the option
+    std::string now;
 };
 
-// Returns the run's options that differ; options that the record does not have are left out.
+// Returns the run's options that differ; none where nothing is recorded yet.
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded, const std::vector<OptionText>& now);
 
 // Returns nothing if the folder has no record. Throws Error(bad_data) if it is malformed.

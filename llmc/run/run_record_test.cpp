@@ -72,14 +72,17 @@ TEST_CASE("run record: a damaged one is refused, and says what was found") {
     CHECK(complaint("{", "[") != "");
 }
 
-TEST_CASE("run record: options that differ are those of the run, and known to the record") {
+TEST_CASE("run record: options that differ are those of the run, and those that are new to the record") {
     const std::vector<OptionText> recorded{{"lr", "1"}, {"stop-after", "3"}, {"seed", "42"}};
     const std::vector<OptionText> now{{"lr", "2"}, {"stop-after", "4", true}, {"seed", "42"}, {"new-one", "5"}};
     const std::vector<ChangedOption> changed = changed_options(recorded, now);
-    REQUIRE(changed.size() == 1);
+    REQUIRE(changed.size() == 2);
     CHECK(changed[0].name == "lr");
     CHECK(changed[0].recorded == "1");
     CHECK(changed[0].now == "2");
+    CHECK(changed[1].name == "new-one");
+    CHECK(!changed[1].recorded);
+    CHECK(changed_options({}, now).empty());   // the first start
 }
 
 TEST_CASE("run record: options of each start, from those of the last one back") {
@@ -106,10 +109,21 @@ TEST_CASE("run record: options of each start, from those of the last one back") 
     CHECK(told() == "0 1 32 1; 4 2 32 1; 8 3 96 1; 12 4 96 1");
     add(6, {});   // its steps are made anew
     CHECK(told() == "0 1 32 1; 4 2 32 1; 6 4 96 1");
-    record.starts.push_back(parse_json(R"({"after_step": 9, "changed": {"lr": []}})"));
+    record.options.push_back({"new-one", "5"});
+    add(7, {{"new-one", std::nullopt, "4"}, {"seed", "0", "1"}});   // by a newer program
+    add(9, {{"new-one", "4", "5"}});
+    CHECK(told() == "0 1 32 0; 4 2 32 0; 6 4 96 0; 7 4 96 1 4; 9 4 96 1 5");
+    record.starts.resize(record.starts.size() - 2);
+    record.starts.push_back(parse_json(R"({"after_step": 9, "processes": 1, "changed": {"lr": []}})"));
     CHECK_THROWS_AS(told(), Error);
-    record.starts.back() = parse_json(R"({"after_step": -1, "changed": {}})");
+    record.starts.back() = parse_json(R"({"after_step": -1, "processes": 1, "changed": {}})");
     CHECK_THROWS_AS(told(), Error);
+    record.starts.back() = parse_json(R"({"after_step": 5, "changed": {}})");
+    CHECK_THROWS_WITH_AS(told(), doctest::Contains("processes"), Error);
+    record.starts.back() = describe_start({5, "fp32", "a device", {"n1", "n2", "n2"}, {}});
+    const std::vector<OptionsOfStart> history = history_of(record, "options.json");
+    CHECK(history[1].processes == 1);
+    CHECK(history.back().processes == 3);
 }
 
 TEST_CASE("run record: data are the same wherever they lie, and others when a token is") {

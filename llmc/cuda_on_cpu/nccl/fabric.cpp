@@ -43,7 +43,7 @@ Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double time
     // accepted yet, so there is no circular wait.
     for (std::int32_t lower = 0; lower < rank; lower++) {
         const FabricAddress& address = table[static_cast<std::size_t>(lower)];
-        Descriptor connection = connect_to(address, deadline);
+        Descriptor connection = connect_to(address, "rank " + std::to_string(lower), deadline);
         const Greeting own{address.key, rank};
         write_all(connection.get(), &own, sizeof own);
         peers_[static_cast<std::size_t>(lower)].socket = connection.release();

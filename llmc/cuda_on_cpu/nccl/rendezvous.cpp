@@ -1,6 +1,7 @@
 #include "llmc/cuda_on_cpu/nccl/rendezvous.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/tcp.h>
@@ -81,6 +82,64 @@ socklen_t unix_address(const char* name, sockaddr_un* out) {
     std::size_t length = std::strlen(name);
     std::memcpy(out->sun_path + 1, name, length);
     return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+// An address to connect to.
+struct Way {
+    sockaddr_storage at = {};
+    socklen_t size = 0;
+    std::string words;
+};
+
+std::vector<Way> ways_to(const FabricAddress& address) {
+    std::vector<Way> ways;
+    auto add = [&ways](const auto& at, socklen_t size, const std::string& words) {
+        ways.push_back({{}, size, words});
+        std::memcpy(&ways.back().at, &at, size);
+    };
+    if (address.host == host_id()) {
+        sockaddr_un local;
+        const socklen_t size = unix_address(address.unix_name, &local);
+        add(local, size, std::string("the unix socket ") + address.unix_name);
+        return ways;
+    }
+    char digits[INET6_ADDRSTRLEN] = {};
+    if (address.ip4.sin_family != 0) {
+        inet_ntop(AF_INET, &address.ip4.sin_addr, digits, sizeof digits);
+        add(address.ip4, sizeof address.ip4, digits + (":" + std::to_string(ntohs(address.ip4.sin_port))));
+    }
+    if (address.ip6.sin6_family != 0) {
+        inet_ntop(AF_INET6, &address.ip6.sin6_addr, digits, sizeof digits);
+        add(address.ip6, sizeof address.ip6,
+            "[" + std::string(digits) + "]:" + std::to_string(ntohs(address.ip6.sin6_port)));
+    }
+    return ways;
+}
+
+// Returns a connection under way, which poll() finds writable at its end; -1 with errno where it cannot begin.
+Descriptor begin_to_connect(const Way& way) {
+    Descriptor attempt(socket(way.at.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (attempt.get() < 0) return attempt;
+    const int status = connect(attempt.get(), reinterpret_cast<const sockaddr*>(&way.at), way.size);
+    if (status == 0 || errno == EINPROGRESS || errno == EINTR) return attempt;
+    const int error = errno;
+    attempt = Descriptor();
+    errno = error;
+    return attempt;
+}
+
+int error_of(int fd) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+}
+
+// Lets a connection that is made wait when it is used, and send at once.
+Descriptor ready_to_use(Descriptor connection) {
+    int yes = 1;
+    fcntl(connection.get(), F_SETFL, fcntl(connection.get(), F_GETFL) & ~O_NONBLOCK);
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);   // fails on a unix socket, which does so
+    return connection;
 }
 
 struct Introduction {
@@ -184,31 +243,40 @@ Descriptor Comers::next(void* greeting, double deadline) {
     }
 }
 
-Descriptor connect_to(const FabricAddress& address, double deadline) {
-    sockaddr_un by_name;
-    const socklen_t name_length = unix_address(address.unix_name, &by_name);
-    const auto* local = reinterpret_cast<const sockaddr*>(&by_name);
-    const auto *ip4 = reinterpret_cast<const sockaddr*>(&address.ip4), *ip6 = reinterpret_cast<const sockaddr*>(&address.ip6);
-    std::vector<std::pair<const sockaddr*, socklen_t>> ways{{ip4, sizeof address.ip4}, {ip6, sizeof address.ip6}};
-    if (address.host == host_id()) ways = {{local, name_length}};
-    for (;;) {
-        int error = EAFNOSUPPORT;
-        for (const auto& [to, size] : ways) {
-            if (to->sa_family == 0) continue;
-            Descriptor connection(socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-            if (connect(connection.get(), to, size) == 0) {
-                int yes = 1;
-                if (to->sa_family != AF_UNIX) setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-                return connection;
+Descriptor connect_to(const FabricAddress& address, const std::string& whom, double deadline) {
+    constexpr double patience = 2;   // asks all anew where none answers
+    const std::vector<Way> ways = ways_to(address);
+    int error = EAFNOSUPPORT;
+    do {
+        std::vector<Descriptor> attempts;
+        for (const Way& way : ways) {
+            Descriptor attempt = begin_to_connect(way);
+            if (attempt.get() >= 0) {
+                attempts.push_back(std::move(attempt));
+            } else {
+                error = errno;
             }
-            error = errno;
         }
-        if (now_seconds() > deadline) {
-            errno = error;
-            fail_with_errno("cannot connect to a peer");
+        const double until = std::min(deadline, now_seconds() + patience);
+        for (double left = until - now_seconds(); !attempts.empty() && left > 0; left = until - now_seconds()) {
+            std::vector<pollfd> waiting;
+            for (const Descriptor& attempt : attempts) waiting.push_back({attempt.get(), POLLOUT, 0});
+            if (poll(waiting.data(), waiting.size(), static_cast<int>(left * 1e3) + 1) <= 0) continue;
+            for (std::size_t i = waiting.size(); i-- > 0;) {
+                if (waiting[i].revents == 0) continue;
+                const int failure = error_of(waiting[i].fd);
+                if (failure == 0) return ready_to_use(std::move(attempts[i]));
+                error = failure;
+                attempts.erase(attempts.begin() + static_cast<std::ptrdiff_t>(i));
+            }
         }
+        if (!attempts.empty()) error = ETIMEDOUT;
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
+    } while (now_seconds() < deadline);
+    std::string tried;
+    for (const Way& way : ways) tried += (tried.empty() ? "" : ", ") + way.words;
+    errno = error;
+    fail_with_errno("cannot connect to " + whom + " at " + (tried.empty() ? "no address" : tried));
 }
 
 void write_all(int fd, const void* data, std::size_t bytes) {
@@ -236,7 +304,7 @@ void read_all(int fd, void* data, std::size_t bytes, double deadline) {
 std::vector<FabricAddress> meet(const FabricAddress& rendezvous, const FabricAddress& own, int rank, int ranks,
                                 double timeout_seconds) {
     const double deadline = now_seconds() + timeout_seconds;
-    Descriptor connection = connect_to(rendezvous, deadline);
+    Descriptor connection = connect_to(rendezvous, "the rendezvous on rank 0", deadline);
     const Introduction hello{rendezvous.key, rank, ranks, timeout_seconds, own};
     write_all(connection.get(), &hello, sizeof hello);
     Answer answer;

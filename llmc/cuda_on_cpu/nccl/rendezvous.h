@@ -62,8 +62,9 @@ private:
     std::deque<Comer> comers_;
 };
 
-// Connects, retrying until the deadline. Throws std::runtime_error.
-Descriptor connect_to(const FabricAddress& address, double deadline);
+// Connects by all kinds of addresses at once, retrying until the deadline (now_seconds); one that never answers holds up
+// none of the others. Throws std::runtime_error that says `whom` it cannot reach, where, and why.
+Descriptor connect_to(const FabricAddress& address, const std::string& whom, double deadline);
 
 // Write or read all bytes, else throw std::runtime_error.
 void write_all(int fd, const void* data, std::size_t bytes);
