@@ -88,7 +88,7 @@ TEST_CASE("watchdog: ranks that all wait are a stall, of which the one that keep
     if (!ranks_are_threads()) return;   // where each rank is a process nobody looks at its end
     TemporaryFolder folder;
     Ends ends(2);
-    WatchdogOptions options = quick();
+    WatchdogOptions options = patient();
     options.stall_seconds = 0.4;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
@@ -120,7 +120,7 @@ TEST_CASE("watchdog: of pipeline stages that all wait the one is named that the 
         const bool middle_asks_ahead = combination >= 3;
         TemporaryFolder folder;
         Ends ends(3);
-        WatchdogOptions options = quick();
+        WatchdogOptions options = patient();
         options.stall_seconds = 0.4;
         on_ranks(MeshShape{3, 1, 1, 1}, [&](TestRank& me) {
             Startup startup = meet(folder, me.rank(), 3);
@@ -185,7 +185,7 @@ TEST_CASE("watchdog: a rank that is elsewhere while the others wait for it is na
     for (int elsewhere : {0, 1}) {
         TemporaryFolder folder;
         Ends ends(3);
-        WatchdogOptions options = quick();
+        WatchdogOptions options = patient();
         options.stall_seconds = 0.4;
         on_ranks(3, [&](TestRank& me) {
             Startup startup = meet(folder, me.rank(), 3);
@@ -216,7 +216,7 @@ TEST_CASE("watchdog: a rank that is elsewhere while the others wait for it is na
 std::vector<std::string> come_late(int busy, bool has_stepped, const char* alone) {
     TemporaryFolder folder;
     Ends ends(2);
-    WatchdogOptions options = quick();
+    WatchdogOptions options = patient();
     options.stall_seconds = 0.3;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
@@ -254,7 +254,7 @@ TEST_CASE("watchdog: the limit of a stall holds again after work alone") {
     if (!ranks_are_threads()) return;
     TemporaryFolder folder;
     Ends ends(2);
-    WatchdogOptions options = quick();
+    WatchdogOptions options = patient();
     options.stall_seconds = 0.3;
     on_ranks(2, [&](TestRank& me) {
         Startup startup = meet(folder, me.rank(), 2);
@@ -335,7 +335,7 @@ TEST_CASE("watchdog: collectives in opposite orders on two communicators are nam
             CollectiveLog log;
             me.all.log_into(log, {0, 1});
             part.log_into(log, {0, 1});
-            WatchdogOptions options = quick();
+            WatchdogOptions options = patient();
             options.collectives = &log;
             Startup startup = meet(folder, me.rank(), 2);
             Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
@@ -372,7 +372,7 @@ TEST_CASE("watchdog: a cycle of four ranks over two communicators is named thoug
         CollectiveLog log;
         tp.log_into(log, {tp_first, tp_first + 1});
         dp.log_into(log, dp_first == 3 ? std::vector<int>{0, 3} : std::vector<int>{1, 2});
-        WatchdogOptions options = quick();
+        WatchdogOptions options = patient();
         options.collectives = &log;
         Startup startup = meet(folder, me.rank(), 4);
         Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(me.rank(), options));
