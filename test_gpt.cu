@@ -996,9 +996,9 @@ TEST_CASE("gpt: a tensor's initial weights depend on its name alone, not on what
     const auto small = initial(custom_model_config(2, 4, 64, 24, 200));
     auto large = initial(custom_model_config(5, 4, 64, 24, 200));
     CHECK(large.size() > small.size());
-    for (const auto& [name, values] : small) {
-        INFO(name);
-        CHECK(large[name] == values);
+    for (const auto& tensor : small) {
+        INFO(tensor.first);
+        CHECK(large[tensor.first] == tensor.second);
     }
     CHECK(small.at("h.0.mlp.c_fc.weight") != small.at("h.1.mlp.c_fc.weight"));
 }

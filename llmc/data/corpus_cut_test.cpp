@@ -102,8 +102,8 @@ TEST_CASE("tokenizer_corpus: a call that is cut again and again goes on to the s
         CHECK(skipped.first.find("1.jsonl: line 10, ") != std::string::npos);
         const auto cut = files_in(options.output);
         CHECK(cut.size() == whole.size());
-        for (const auto& [name, content] : whole) {
-            CHECK_MESSAGE((cut.contains(name) && cut.at(name) == content), name);
+        for (const auto& file : whole) {
+            CHECK_MESSAGE((cut.contains(file.first) && cut.at(file.first) == file.second), file.first);
         }
     }
 }

@@ -33,7 +33,7 @@ std::string read_all(const std::string& path, std::size_t at_once) {
 }
 
 // Two compressed parts, each of half the text; what is cut or damaged is refused, at every place tried.
-void check_format(const std::string& suffix, std::string (*compress)(const std::string&)) {
+[[maybe_unused]] void check_format(const std::string& suffix, std::string (*compress)(const std::string&)) {
     TemporaryFolder folder;
     const std::string path = folder / ("text" + suffix), content = some_text();
     const std::size_t half = content.size() / 2;

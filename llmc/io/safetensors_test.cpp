@@ -140,17 +140,18 @@ TEST_CASE(
         const char* type;
         int elements, bytes;
     };
-    for (const auto& [type, elements, bytes] : {Case{"C64", 2, 16},
-                                                {"F8_E4M3", 5, 5},
-                                                {"F8_E5M2", 5, 5},
-                                                {"F8_E8M0", 1, 1},
-                                                {"F8_E4M3FNUZ", 2, 2},
-                                                {"F8_E5M2FNUZ", 2, 2},
-                                                {"F6_E2M3", 4, 3},
-                                                {"F6_E3M2", 8, 6},
-                                                {"F4", 6, 3},
-                                                {"F4", 0, 0}}) {
-        INFO(type, " ", elements);
+    for (const Case& planted : {Case{"C64", 2, 16},
+                                {"F8_E4M3", 5, 5},
+                                {"F8_E5M2", 5, 5},
+                                {"F8_E8M0", 1, 1},
+                                {"F8_E4M3FNUZ", 2, 2},
+                                {"F8_E5M2FNUZ", 2, 2},
+                                {"F6_E2M3", 4, 3},
+                                {"F6_E3M2", 8, 6},
+                                {"F4", 6, 3},
+                                {"F4", 0, 0}}) {
+        const auto& [type, elements, bytes] = planted;
+        INFO(planted.type, " ", planted.elements);
         const std::string header =
             text("{\"t\":{\"dtype\":\"", type, "\",\"shape\":[", elements, "],\"data_offsets\":[0,", bytes,
                  "]},\"u\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[", bytes, ",", bytes + 4, "]}}");

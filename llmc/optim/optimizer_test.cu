@@ -97,9 +97,10 @@ Doubles doubles(const std::vector<float>& values) { return {values.begin(), valu
 }   // namespace
 
 TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the same gradients") {
-    for (const auto& [name, kind] : EnumNames<OptimizerKind>::list) {
+    for (const auto& rule : EnumNames<OptimizerKind>::list) {
+        const OptimizerKind kind = rule.value;
         if (kind == OptimizerKind::muon) continue;   // below
-        INFO(name);
+        INFO(rule.name);
         Rank rank(Layout{});
         Stage& stage = rank.stage();
         OptimizerOptions options;
@@ -368,7 +369,9 @@ Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) 
         for (std::size_t param = 0; param < owners.size(); param++) {
             const TensorSpec& tensor = table.all()[param].tensor;
             if (owners[param] < 0 || (zero == 1 && owners[param] != static_cast<int>(t) % mesh.shards())) continue;
-            for (const auto& [begin, end] : blocks(tensor)) {
+            for (const auto& block : blocks(tensor)) {
+                const auto begin = static_cast<std::int64_t>(block.first),
+                           end = static_cast<std::int64_t>(block.second);
                 const double cols = static_cast<double>(tensor.cols), all = static_cast<double>(end - begin);
                 costs.push_back(all * std::min(cols, all / cols));
                 Doubles& parts = kept.emplace_back(team.size());
@@ -376,8 +379,7 @@ Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) 
                     const ShardPlace place{mesh, coordinates_of(mesh, static_cast<int>(team[r])), zero > 1 ? zero : 0};
                     for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::optimizer)) {
                         for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
-                            const std::int64_t first = std::max(global, static_cast<std::int64_t>(begin)),
-                                               past = std::min(global + count, static_cast<std::int64_t>(end));
+                            const std::int64_t first = std::max(global, begin), past = std::min(global + count, end);
                             parts[r] += static_cast<double>(std::max<std::int64_t>(past - first, 0));
                         });
                     }
@@ -412,10 +414,11 @@ std::pair<double, double> bytes_of_zero(const ParamTable& table, const MeshShape
 }   // namespace
 
 TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of matrices get what they do not keep") {
-    for (const auto& [dp, zero, tp, N] :
+    for (const auto& [dp, zero_stage, tp, N] :
          {std::tuple(2, 0, 1, 2), std::tuple(2, 1, 1, 2), std::tuple(3, 1, 1, 3), std::tuple(3, 2, 1, 3),
           std::tuple(4, 3, 1, 4), std::tuple(1, 0, 3, 1), std::tuple(2, 1, 2, 2), std::tuple(4, 1, 1, 2),
           std::tuple(4, 1, 2, 2), std::tuple(4, 2, 1, 2)}) {
+        const int zero = zero_stage;
         Layout layout{dp, zero, 1};
         layout.optimizer = OptimizerKind::muon, layout.tp = tp, layout.sequence_parallel = false;
         const int R = dp / N;   // groups

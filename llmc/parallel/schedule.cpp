@@ -282,11 +282,11 @@ private:
 
     // Returns the actions of the same micro-batch that must stand before `action` in its stage's list.
     std::vector<Action> needs(const Action& action, int piece) const {
-        const auto& [kind, chunk, m] = action;
+        const int chunk = action.chunk;
         std::vector<Action> result;
-        auto add = [&](Kind needed, int of) { result.push_back({needed, of, m}); };
+        auto add = [&](Kind needed, int of) { result.push_back({needed, of, action.micro_batch}); };
         const bool sends = piece < last_ && !on_same_stage();
-        switch (kind) {
+        switch (action.kind) {
             case Kind::forward:
                 if (piece > 0) on_same_stage() ? add(Kind::forward, chunk - 1) : add(Kind::receive_input, chunk);
                 break;

@@ -222,7 +222,7 @@ std::optional<Socket> ListeningSocket::accept(double timeout_seconds) {
         return std::nullopt;
     }
     // the others come first next time, so that many who come to one hold up nobody at another
-    std::ranges::rotate(sockets_, std::ranges::find(sockets_, found[0], &Socket::fd) + 1);
+    std::rotate(sockets_.begin(), std::ranges::find(sockets_, found[0], &Socket::fd) + 1, sockets_.end());
     int fd = accept4(found[0], nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) return std::nullopt;
     send_at_once(fd);

@@ -440,7 +440,7 @@ TEST_CASE("trainer: a value that is first not finite in the forward pass is name
         const char* expected;   // the first activation to overflow
     };
     const float most = 3.3e38f;
-    for (const auto& [param, layer, value, expected] : {
+    for (const Planted& planted : {
              Planted{"wpe.weight", -1, most, "encoded ("},
              {"ln_1.weight", 1, most, "ln1 of layer 1 ("},
              {"attn.c_attn.weight", 1, most, "qkv of layer 1 ("},
@@ -451,6 +451,7 @@ TEST_CASE("trainer: a value that is first not finite in the forward pass is name
              {"mlp.c_proj.weight", 1, most, "residual3 of layer 1 ("},
              {"ln_f.weight", -1, most, "lnf ("},
          }) {
+        const auto& [param, layer, value, expected] = planted;
         TestRun run;
         auto fill = [&](const char* kind, int of_layer, float with) {
             const int index = run.model.table().index(kind, of_layer);
@@ -462,7 +463,7 @@ TEST_CASE("trainer: a value that is first not finite in the forward pass is name
         };
         fill(param, layer, value);
         if (std::string(param) == "wpe.weight") fill("wte.weight", -1, value);
-        INFO(expected);
+        INFO(planted.expected);
         const auto before = run.weights();
         const std::string said = run.output / "said";
         std::FILE* out = std::fopen(said.c_str(), "w");
@@ -684,8 +685,9 @@ TEST_CASE("trainer: a checkpoint's manifest tells type and shape of every tensor
     const std::string folder = run.output / "step_00000001";
     const Json manifest = parse_json(read_whole(real_files(), folder + "/manifest.json"));
     int tensors = 0;
-    for (const auto& [name, file] : manifest.at("files").members()) {
-        INFO(name);
+    for (const auto& held_file : manifest.at("files").members()) {
+        const auto& [name, file] = held_file;
+        INFO(held_file.first);
         REQUIRE((file.find("tensors") != nullptr) == name.ends_with(".safetensors"));
         if (file.find("tensors") == nullptr) continue;
         const SafetensorsFile held(real_files(), folder + "/" + name);
@@ -731,9 +733,10 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
                               {"\"epoch\": 0", "\"epoch\": true", "found true"},
                               {"\"seed\"", "\"sEed\"", "there is no \"seed\""},
                               {"\"bad_steps\"", "\"optimizer\": \"nadam\",\"bad_steps\"", "no optimizer nadam"}};
-    for (const auto& [from, to, expected] : wrong) {
+    for (const auto& change : wrong) {
+        const auto& [from, to, expected] = change;
         const std::string found = complaint(from, to);
-        CAPTURE(to);
+        INFO(change[1]);
         CHECK(found.find(path) != std::string::npos);
         CHECK(found.find(expected) != std::string::npos);
     }

@@ -43,8 +43,8 @@ bool is_single_word(std::string_view text, std::size_t begin, std::size_t end) {
 
 void TokenFinder::finish() {
     std::ranges::stable_sort(sorted_, {}, &Token::first);
-    const auto repeated = std::ranges::unique(sorted_, {}, &Token::first);
-    sorted_.erase(repeated.begin(), repeated.end());
+    const auto same_bytes = [](const Token& a, const Token& b) { return a.first == b.first; };
+    sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same_bytes), sorted_.end());
     bool all_pairs = true;
     for (const auto& [bytes, id] : sorted_) {
         longest_ = std::max(longest_, bytes.size());

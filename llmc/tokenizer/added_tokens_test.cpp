@@ -112,9 +112,9 @@ TEST_CASE("added_tokens: a token of white space that the one before has taken al
         {"   ", {259, ' '}},
         {"a     b", {'a', 259, 259, ' ', 'b'}},
     };
-    for (const auto& [text, ids] : recorded) {
-        INFO(text);
-        CHECK(encode(tokenizer, text, SpecialText::ordinary) == ids);
+    for (const auto& example : recorded) {
+        INFO(example.first);
+        CHECK(encode(tokenizer, example.first, SpecialText::ordinary) == example.second);
     }
 }
 

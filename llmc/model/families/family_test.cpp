@@ -170,7 +170,7 @@ TEST_CASE("families: a config.json without a model_type is a GPT-2's if its fiel
 }
 
 TEST_CASE("families: a sliding window is read where it holds all positions") {
-    const std::string positions = ", \"max_position_embeddings\": ";
+    const std::string trained_length = ", \"max_position_embeddings\": ";
     auto read_mistral = [&](const std::string& fields) {
         return read_hugging_face_config(parse_json("{\"model_type\": \"mistral\", \"num_hidden_layers\": 2, "
                                                    "\"num_attention_heads\": 32, \"hidden_size\": 1024, "
@@ -186,16 +186,17 @@ TEST_CASE("families: a sliding window is read where it holds all positions") {
         }
         return std::string("read");
     };
-    CHECK(read_mistral(positions + "4096") == read_mistral(positions + "4096, \"sliding_window\": null"));
-    CHECK(message(positions + "64") == "read");   // left out it is 4096
-    CHECK(message(positions + "64, \"sliding_window\": 64") == "read");
-    CHECK(message(positions + "8192, \"sliding_window\": 8192") == "read");
-    CHECK(message(positions + "8192, \"sliding_window\": null") == "read");
-    CHECK(has(message(positions + "4097"),
+    CHECK(read_mistral(trained_length + "4096") == read_mistral(trained_length + "4096, \"sliding_window\": null"));
+    CHECK(message(trained_length + "64") == "read");   // left out it is 4096
+    CHECK(message(trained_length + "64, \"sliding_window\": 64") == "read");
+    CHECK(message(trained_length + "8192, \"sliding_window\": 8192") == "read");
+    CHECK(message(trained_length + "8192, \"sliding_window\": null") == "read");
+    CHECK(has(message(trained_length + "4097"),
               "\"sliding_window\" is not there and means 4096, only null or at least "
               "\"max_position_embeddings\" are supported"));
-    CHECK(has(message(positions + "64, \"sliding_window\": 63"), "\"sliding_window\" is 63, only null or"));
-    CHECK(has(message(positions + "64, \"sliding_window\": \"64\""), "\"sliding_window\" is \"64\", only null or"));
+    CHECK(has(message(trained_length + "64, \"sliding_window\": 63"), "\"sliding_window\" is 63, only null or"));
+    CHECK(
+        has(message(trained_length + "64, \"sliding_window\": \"64\""), "\"sliding_window\" is \"64\", only null or"));
     CHECK(has(message(", \"sliding_window\": 64"), "there is no \"max_position_embeddings\" in it"));
     CHECK(has(message(""), "there is no \"max_position_embeddings\" in it"));
     CHECK(read("mixtral", ", \"sliding_window\": 8192") == read("mixtral"));

@@ -136,13 +136,14 @@ OneStep step_of(const Layout& layout, const Pipeline::Read& read, float share) {
 }   // namespace
 
 TEST_CASE("documents: packed, they give the losses and gradients of the same documents alone") {
-    const int T = 24;
+    const int seq_len = 24;
     for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama, ModelKind::olmo2}) {
         std::vector<std::int32_t> tokens, targets, starts;
         const std::vector<Document> pieces =
-            pieces_of({1, 1, T - 2, T, T + 1, 5, 1, 9, 3 * T, 2, 7, T}, T, tokens, targets, starts);
+            pieces_of({1, 1, seq_len - 2, seq_len, seq_len + 1, 5, 1, 9, 3 * seq_len, 2, 7, seq_len}, seq_len, tokens,
+                      targets, starts);
         Layout packed = with_documents(1, 1, kind);
-        packed.seq_len = T, packed.step_sequences = static_cast<int>(tokens.size()) / T;
+        packed.seq_len = seq_len, packed.step_sequences = static_cast<int>(tokens.size()) / seq_len;
         const float share = 1.0f / static_cast<float>(tokens.size());
         const OneStep together = step_of(
             packed,
@@ -160,7 +161,7 @@ TEST_CASE("documents: packed, they give the losses and gradients of the same doc
                 std::ranges::fill(to.tokens, 0);
                 std::ranges::fill(to.targets, -1);
                 for (std::size_t i = 0; i < pieces.size(); i++) {
-                    const auto at = static_cast<std::ptrdiff_t>(i) * T;
+                    const auto at = static_cast<std::ptrdiff_t>(i) * seq_len;
                     std::ranges::copy(pieces[i].tokens, to.tokens.begin() + at);
                     std::ranges::copy(pieces[i].targets, to.targets.begin() + at);
                 }
