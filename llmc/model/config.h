@@ -11,9 +11,6 @@
 #include <string>
 #include <vector>
 
-// A branch of the residual stream (sublayer.h).
-enum class SublayerKind : std::uint8_t { attention, mlp, experts };
-
 // The norm of a sublayer and before the classifier.
 enum class NormKind : std::uint8_t { layer, rms };
 // Position of a sublayer's norm: x + sublayer(norm(x)), or x + norm(sublayer(x)) as in OLMo2.
@@ -73,7 +70,9 @@ struct ModelConfig {
     }
     bool gated() const { return traits_of(mlp).gated; }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
-    std::int64_t fc_width() const { return (gated() ? 2 : 1) * mlp_width(); }   // outputs of the MLP's first layer
+    // Outputs of the first layer of an MLP, or of an expert, of this width: gates too, if it has any.
+    std::int64_t hidden_width(std::int64_t width) const { return (gated() ? 2 : 1) * width; }
+    std::int64_t fc_width() const { return hidden_width(mlp_width()); }   // the MLP's
     // K, and the width of an expert; 0 without experts.
     std::int64_t experts_per_token() const {
         return experts == 0 ? 0 : own_experts_per_token > 0 ? own_experts_per_token : experts == 1 ? 1 : 2;
@@ -82,10 +81,6 @@ struct ModelConfig {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
-    // Lists the sublayers of every layer, in order.
-    std::vector<SublayerKind> sublayers() const {
-        return {SublayerKind::attention, experts > 0 ? SublayerKind::experts : SublayerKind::mlp};
-    }
     friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
 };
 

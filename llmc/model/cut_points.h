@@ -16,7 +16,6 @@
 
 #include <functional>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "llmc/model/activations.h"
@@ -34,9 +33,11 @@ class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
 struct Rows {
     int first, count;
 };
-
-// Memory that a cut point may work in: activations that nobody reads again (KeptTensor::lent).
-using LentMemory = std::vector<std::span<std::byte>>;
+// Returns the address of row `rows.first` of a tensor.
+template <class T>
+T* at_row(T* tensor, Rows rows, int channels) {
+    return tensor + std::int64_t{rows.first} * channels;
+}
 
 // A step of ring attention: `hop` sends keys and values on, on the stream `traffic`, while `block` computes attention.
 struct RingStep {
@@ -98,7 +99,7 @@ public:
     // left them; dq, dk and dv become `dqkv`, for the layer below. Tells the queue once the last transfer of gradients
     // has been started.
     virtual void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                                 floatX* /*dqkv*/, floatX* /*dout*/, const LentMemory& /*lent*/,
+                                 floatX* /*dqkv*/, floatX* /*dout*/, const ReusableMemory& /*reusable*/,
                                  WeightGradientQueue& /*queue*/, cudaStream_t stream) {
         attention.backward(arguments, stream);
     }

@@ -34,27 +34,23 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
       logits_(arena.allocate<floatX>("writing/logits", static_cast<std::size_t>(config.padded_vocab_size))) {
     for (int l = 0; l < static_cast<int>(config.layers); l++) {
         layers_.emplace_back(tools_, parameters_, l);
-        std::vector<floatX*>& caches = caches_.emplace_back();
-        for (const std::int64_t elements : layers_.back().cache_elements()) {
-            cache_memory_.push_back(
-                arena.allocate<floatX>(text("cache/h.", l), static_cast<std::size_t>(config.max_seq_len * elements)));
-            caches.push_back(cache_memory_.back().data());
-        }
+        caches_.push_back(arena.allocate<floatX>(text("cache/h.", l),
+                                                 static_cast<std::size_t>(config.max_seq_len * sizes_.qkv_width())));
     }
 }
 
 void Decoder::read_rows(std::span<const std::int32_t> tokens) {
     const int rows = static_cast<int>(tokens.size());
     const Activations& memory = activations_.activations.any();
-    const CachedStep step{memory.layers[0], nullptr, nullptr, position_, rows};
+    const LayerActivations& a = memory.layers[0];
     floatX* const residual = memory.residual[0];
     tokens_.upload(tokens, stream_);
     embedding_.cached(residual, tokens_.data(), position_, rows);
-    if (const auto first = layers_[0].first(step.a)) first->norm.forward({first->to.out}, residual, rows);
+    if (const auto ln_1 = layers_[0].first_norm(a)) ln_1->norm.forward({ln_1->to.out}, residual, rows);
     for (std::size_t l = 0; l < layers_.size(); l++) {
         const bool last = l + 1 == layers_.size();
-        const auto next = last ? Sublayer::Next{head_.norm(), {normed_.data()}} : layers_[l + 1].first(step.a);
-        layers_[l].cached(residual, caches_[l], step, next);
+        const auto next = last ? NextNorm{head_.norm(), {normed_.data()}} : layers_[l + 1].first_norm(a);
+        layers_[l].cached(residual, caches_[l].data(), position_, rows, a, next);
     }
     position_ += rows;
 }

@@ -14,7 +14,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
     const bool all_rows = sizes.residual_rows() == sizes.rows();
     // rows are summed over tp ranks, so rank 0 alone adds positions
     const floatX* const wpe = parameters_.storage().place().at.tp == 0 ? wpe_ : nullptr;
-    const EmbeddingForward<floatX> args{.out = all_rows ? out : tools_.workspace.rows_c.data(),
+    const EmbeddingForward<floatX> args{.out = all_rows ? out : tools_.workspace.embedded,
                                         .tokens = batch.tokens,
                                         .wte = wte_,
                                         .wpe = wpe,

@@ -32,7 +32,7 @@ void Head::for_chunks(PerChunk&& per_chunk) const {
     for (int first = 0; first < rows; first += chunk_rows_) per_chunk(first, std::min(chunk_rows_, rows - first));
 }
 
-Norm::Output Head::normed() const {
+NormOutput Head::normed() const {
     const Workspace& w = tools_.workspace;
     return {w.lnf.data(), w.lnf_mean.data(), w.lnf_rstd.data()};
 }
@@ -52,11 +52,10 @@ void Head::logits(floatX* out, int first_row, int count) const {
 void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const {
     const Workspace& w = tools_.workspace;
     tools_.cut_points.vocabulary_loss(
-        Classifier<floatX>{w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V,
-                           tools_.sizes.Vp, dloss,
-                           gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
-                           gradient ? tools_.z_loss : 0.0f,
-                           gradient || margins_ == nullptr ? nullptr : margins_ + first},
+        Classifier<floatX>{
+            w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V, tools_.sizes.Vp,
+            dloss, gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
+            gradient ? tools_.z_loss : 0.0f, gradient || margins_ == nullptr ? nullptr : margins_ + first},
         tools_.stream);
 }
 
@@ -78,7 +77,7 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
     final_norm(in);
     const floatX* const lnf = cut.enter_columns(workspace.lnf.data(), stream);
     floatX* const logits = workspace.logits.data();
-    floatX* const dlnf = workspace.rows_c.data();
+    floatX* const dlnf = workspace.dnormed;
     for_chunks([&](int first, int count) {
         const std::int64_t offset = std::int64_t{first} * tools_.sizes.C;
         classifier_.forward(logits, lnf + offset, count, stream);

@@ -36,7 +36,7 @@ public:
     }
 
 private:
-    Norm::Output normed() const;
+    NormOutput normed() const;
     template <class PerChunk>
     void for_chunks(PerChunk&& per_chunk) const;   // calls per_chunk(first row, rows)
     void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;

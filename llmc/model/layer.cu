@@ -6,119 +6,97 @@
 #include "llmc/kernels/rows/residual.cuh"
 
 Layer::Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
-    : tools_(tools), name_(text("h.", layer)) {
-    std::size_t first = 0;
-    for (const SublayerKind kind : tools.sizes.model.sublayers()) {
-        if (!first_.empty()) first++;   // the residual stream between
-        first_.push_back(first);
-        sublayers_.push_back(type_of(kind).make({tools, parameters, layer, first}));
-        first += type_of(kind).kept(tools.sizes).size();
+    : tools_(tools), name_(text("h.", layer)), attention_(tools, parameters, layer) {
+    if (tools.sizes.model.experts > 0) {
+        experts_.emplace(tools, parameters, layer);
+    } else {
+        mlp_.emplace(tools, parameters, layer);
     }
 }
 
-// Returns the residual stream before sublayer i > 0.
-floatX* Layer::between(std::size_t i, const LayerActivations& a) const {
-    return reinterpret_cast<floatX*>(a[first_[i] - 1]);
-}
-const floatX* Layer::input(std::size_t i, const floatX* in, const LayerActivations& a) const {
-    return i == 0 ? in : between(i, a);
+std::vector<ParamRow> Layer::parameters(const ModelConfig& config) {
+    std::vector<ParamRow> rows = Attention::parameters(config);
+    for (ParamRow& row : config.experts > 0 ? Experts::parameters(config) : Mlp::parameters(config)) {
+        rows.push_back(std::move(row));
+    }
+    return rows;
 }
 
-// Returns the norm before sublayer i; none if norms come after.
-std::optional<Sublayer::Next> Layer::next_of(std::size_t i, const LayerActivations& a) const {
+std::optional<NextNorm> Layer::first_norm(const LayerActivations& a) const {
     if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
-    return Sublayer::Next{sublayers_[i]->norm(), sublayers_[i]->normed(a)};
+    return NextNorm{attention_.norm(), a.attention.norm};
 }
 
-// Runs all but the last sum, which is the layer's output.
-void Layer::forward_inside(const floatX* in, const LayerActivations& a, bool again) const {
-    if (const auto norm = first(a)) norm->norm.forward(norm->to, in);
-    for (std::size_t i = 0; i < sublayers_.size(); i++) {
-        again ? sublayers_[i]->inside_again(input(i, in, a), a) : sublayers_[i]->inside(input(i, in, a), a);
-        if (i + 1 == sublayers_.size()) return;
-        const auto next = next_of(i + 1, a);
-        sublayers_[i]->join(between(i + 1, a), input(i, in, a), a, next ? &*next : nullptr);
-    }
+std::optional<NextNorm> Layer::second_norm(const LayerActivations& a) const {
+    if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
+    return experts_ ? NextNorm{experts_->norm(), a.experts.norm} : NextNorm{mlp_->norm(), a.mlp.norm};
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Training
 
 void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
-    forward_inside(in, a, false);
-    sublayers_.back()->join(out, input(sublayers_.size() - 1, in, a), a, nullptr);
+    if (const auto ln_1 = first_norm(a)) ln_1->norm.forward(ln_1->to, in);
+    attention_.forward({.out = a.residual2, .in = in, .next = second_norm(a)}, a.attention);
+    const SublayerForward second{.out = out, .in = a.residual2};
+    experts_ ? experts_->forward(second, a.experts) : mlp_->forward(second, a.mlp);
 }
 
 void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
-    if (level == Recompute::block) {
-        forward_inside(in, a, true);
-        return sublayers_.back()->join_inside(a);
-    }
-    for (std::size_t i = 0; i < sublayers_.size(); i++) sublayers_[i]->recompute(input(i, in, a), a, level);
+    if (level == Recompute::block) return forward(nullptr, in, a);
+    attention_.recompute(in, a.attention, level);
+    experts_ ? experts_->recompute(a.residual2, a.experts, level) : mlp_->recompute(a.residual2, a.mlp, level);
 }
 
 void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
                      AnyGradients& gradients, WeightGradientQueue& queue) const {
     const ProfileRange range(name_.c_str());
-    const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
-    LentMemory lent;
-    const std::size_t n = sublayers_.size();
-    const std::int64_t aside_bytes = norm_elements(tools_.sizes.model) * gradient_bytes(gradients);
-    for (std::size_t i = n; i-- > 0;) {
-        floatX* const output = delayed == nullptr ? nullptr : i + 1 < n ? between(i + 1, a) : delayed->out;
-        sublayers_[i]->backward({.dresidual = dresidual,
-                                 .in = input(i, in, a),
-                                 .a = a,
-                                 .kept_dout = output,
-                                 .norm_aside = delayed && delayed->norms
-                                                   ? delayed->norms + static_cast<std::int64_t>(i) * aside_bytes
-                                                   : nullptr,
-                                 .lent = lent,
-                                 .gradients = gradients,
-                                 .queue = queue});
-        if (delayed) continue;
-        const std::size_t end = i + 1 < n ? first_[i + 1] - 1 : kept.size();
-        for (std::size_t k = first_[i]; k < end; k++) {
-            if (kept[k].lent) lent.push_back({a[k], static_cast<std::size_t>(kept[k].bytes())});
-        }
-    }
+    const std::int64_t norms = norm_elements(tools_.sizes.model) * gradient_bytes(gradients);
+    std::byte* const delayed_norms = delayed ? delayed->norms : nullptr;
+    const ReusableMemory none, reusable = delayed ? none : reusable_memory(a, tools_.sizes);
+    const SublayerBackward second{.dresidual = dresidual,
+                                  .in = a.residual2,
+                                  .delayed_dout = delayed ? delayed->out : nullptr,
+                                  .delayed_norms = delayed_norms ? delayed_norms + norms : nullptr,
+                                  .reusable = none,
+                                  .gradients = gradients,
+                                  .queue = queue};
+    experts_ ? experts_->backward(second, a.experts) : mlp_->backward(second, a.mlp);
+    attention_.backward({.dresidual = dresidual,
+                         .in = in,
+                         .delayed_dout = delayed ? a.residual2 : nullptr,
+                         .delayed_norms = delayed_norms,
+                         .reusable = reusable,
+                         .gradients = gradients,
+                         .queue = queue},
+                        a.attention);
 }
 
-void Layer::cached(floatX* residual, const std::vector<floatX*>& caches, const CachedStep& step,
-                   const std::optional<Sublayer::Next>& next) const {
-    for (std::size_t i = 0; i < sublayers_.size(); i++) {
-        const auto own = next_of(i, step.a);
-        const floatX* const added =
-            sublayers_[i]->cached({step.a, own ? own->to.out : residual, caches[i], step.position, step.rows});
-        const auto to = i + 1 < sublayers_.size() ? next_of(i + 1, step.a) : next;
-        if (to) {
-            to->norm.add_forward(residual, {to->to.out}, residual, added, step.rows);
-        } else {
-            residual_forward<floatX>(residual, residual, added, std::int64_t{step.rows} * tools_.sizes.C,
-                                     tools_.stream);
-        }
-    }
-}
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
 
-std::vector<std::int64_t> Layer::cache_elements() const {
-    std::vector<std::int64_t> elements;
-    for (const auto& sublayer : sublayers_) elements.push_back(sublayer->cache_elements());
-    return elements;
+void Layer::cached(floatX* residual, floatX* cache, int position, int rows, const LayerActivations& a,
+                   const std::optional<NextNorm>& next) const {
+    auto add = [&](const floatX* branch, const std::optional<NextNorm>& norm) {
+        if (norm) return norm->norm.add_forward(residual, {norm->to.out}, residual, branch, rows);
+        residual_forward<floatX>(residual, residual, branch, std::int64_t{rows} * tools_.sizes.C, tools_.stream);
+    };
+    const std::optional<NextNorm> ln_1 = first_norm(a), ln_2 = second_norm(a);
+    add(attention_.cached({ln_1 ? ln_1->to.out : residual, cache, position, rows}, a.attention), ln_2);
+    const CachedStep second{ln_2 ? ln_2->to.out : residual, nullptr, position, rows};
+    add(experts_ ? experts_->cached(second, a.experts) : mlp_->cached(second, a.mlp), next);
 }
 
 void Layer::show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const LayerActivations& a,
                  const floatX* out) const {
-    const std::vector<KeptTensor> kept = layer_kept(tools_.sizes);
-    for (std::size_t i = 0; i < kept.size(); i++) {
+    LayerActivations all = a;
+    all.visit(tools_.sizes, [&](const KeptTensor& tensor, void*& values) {
         // skip experts that are dealt out: their room for rows that did not come holds nothing
-        if (tools_.sizes.ep > 1 && std::string_view(kept[i].name).starts_with("expert_")) continue;
-        if (!kept[i].statistic && kept[i].elements > 0)
-            show(kept[i].name, reinterpret_cast<const floatX*>(a[i]), kept[i].elements);
-    }
-    show("residual3", out, std::int64_t{tools_.sizes.residual_rows()} * tools_.sizes.C);
-}
-
-const Attention& Layer::attention() const {
-    for (const auto& sublayer : sublayers_) {
-        if (const auto* found = dynamic_cast<const Attention*>(sublayer.get())) return *found;
-    }
-    ENSURE(false, "a layer without attention");
+        if (tools_.sizes.ep > 1 && std::string_view(tensor.name).starts_with("expert_")) return;
+        if (!tensor.statistic && tensor.elements > 0) {
+            show(tensor.name, static_cast<const floatX*>(values), tensor.elements);
+        }
+    });
+    show("residual3", out, tools_.sizes.residual_elements());
 }

@@ -1,30 +1,31 @@
-// A layer: its sublayers in order, joined along the residual stream.
+// A layer: attention, then the MLP or a mixture of experts, joined along the residual stream.
 //
-//   residual(0) = in;  residual(i+1) = residual(i) + sublayer i (norm i (residual(i)));  out = residual(n)
-// or, if norms come after sublayers, residual(i) + norm i (sublayer i (residual(i))).
-// The sum after a sublayer and the norm of the next one are one kernel, unless a matmul adds the sum itself.
+//   residual2 = in + attention(ln_1(in));  out = residual2 + mlp(ln_2(residual2))
+// or, if norms come after sublayers, in + ln_1(attention(in)) and residual2 + ln_2(mlp(residual2)).
+// The sum after attention and ln_2 are one kernel, unless a matmul adds the sum itself.
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/model/sublayer.h"
 #include "llmc/model/sublayers/attention.h"
+#include "llmc/model/sublayers/experts.h"
+#include "llmc/model/sublayers/mlp.h"
 
 class Layer {
 public:
     Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
+    static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`.
+    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`. `out` null: only
+    // that.
     void forward(floatX* out, const floatX* in, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
     void recompute(const floatX* in, const LayerActivations& a, Recompute level) const;
     // Memory for delayed gradients of weights: the layer's output, whose place a copy of its gradient takes; and
-    // (sublayers, norm_elements) of the gradients' type for gradients of norms, or null if these go to their place at
-    // once.
+    // (2, norm_elements) of the gradients' type for gradients of norms, or null if these go to their place at once.
     struct Delayed {
         floatX* out;
         std::byte* norms;
@@ -34,27 +35,25 @@ public:
     void backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
                   AnyGradients& gradients, WeightGradientQueue& queue) const;
 
-    // Generation: runs the layer on the rows of `step`, whose residual stream is `residual`; the layer's first norm has
-    // been applied already. `next`: the norm of the output, of the next layer or the head, if any.
-    void cached(floatX* residual, const std::vector<floatX*>& caches, const CachedStep& step,
-                const std::optional<Sublayer::Next>& next) const;
-    // Returns the norm that reads the layer's input, if any.
-    std::optional<Sublayer::Next> first(const LayerActivations& a) const { return next_of(0, a); }
-    std::vector<std::int64_t> cache_elements() const;   // per position, for each sublayer
+    // Generation: runs the layer on positions [position, position + rows) of a sequence, whose residual stream (rows,
+    // C) is `residual`; ln_1 has been made already. `next`: the norm of the output, of the next layer or the head, if
+    // norms come before sublayers or it is the head's. `cache`: (positions, qkv_width()) of this layer.
+    void cached(floatX* residual, floatX* cache, int position, int rows, const LayerActivations& a,
+                const std::optional<NextNorm>& next) const;
+    // Returns the norm that reads the layer's input; none if norms come after.
+    std::optional<NextNorm> first_norm(const LayerActivations& a) const;
 
     // Calls show(name, values, count) for each activation, in the order of forward, with llm.c's names.
     void show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const LayerActivations& a,
               const floatX* out) const;
-    const Attention& attention() const;
+    const Attention& attention() const { return attention_; }
 
 private:
-    floatX* between(std::size_t i, const LayerActivations& a) const;
-    const floatX* input(std::size_t i, const floatX* in, const LayerActivations& a) const;
-    void forward_inside(const floatX* in, const LayerActivations& a, bool again) const;
-    std::optional<Sublayer::Next> next_of(std::size_t i, const LayerActivations& a) const;
+    std::optional<NextNorm> second_norm(const LayerActivations& a) const;
 
     const StageTools& tools_;
     std::string name_;   // "h.3", for profilers
-    std::vector<std::unique_ptr<Sublayer>> sublayers_;
-    std::vector<std::size_t> first_;   // each sublayer's first activation; before it is the stream that it reads
+    Attention attention_;
+    std::optional<Mlp> mlp_;
+    std::optional<Experts> experts_;   // in place of the MLP
 };

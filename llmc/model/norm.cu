@@ -18,7 +18,7 @@ std::vector<ParamRow> Norm::parameters(const std::string& name, const ModelConfi
     return rows;
 }
 
-void Norm::forward(const Output& to, const floatX* in, int rows) const {
+void Norm::forward(const NormOutput& to, const floatX* in, int rows) const {
     layernorm_forward(LayerNormForward<floatX>{.out = to.out,
                                                .mean = to.mean,
                                                .rstd = to.rstd,
@@ -32,7 +32,7 @@ void Norm::forward(const Output& to, const floatX* in, int rows) const {
                       tools_.stream);
 }
 
-void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, const floatX* added, int rows) const {
+void Norm::add_forward(floatX* residual, const NormOutput& to, const floatX* in, const floatX* added, int rows) const {
     residual_layernorm_forward(ResidualLayerNormForward<floatX>{.residual = residual,
                                                                 .out = to.out,
                                                                 .mean = to.mean,

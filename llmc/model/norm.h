@@ -11,28 +11,23 @@
 
 class Norm {
 public:
-    // Output (rows, C), and the statistics of each row that backward reads, or null without backward.
-    struct Output {
-        floatX* out;
-        float *mean = nullptr, *rstd = nullptr;
-    };
-
     // Its parameters are "<name>.weight" and, unless it is RMSNorm, "<name>.bias", of a layer or, with -1, outside the
     // layers.
     Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer = -1);
     static std::vector<ParamRow> parameters(const std::string& name, const ModelConfig& config);
 
     // Computes to.out = norm(in) of `rows` rows, by default this rank's residual rows; C is the weight's length.
-    void forward(const Output& to, const floatX* in, int rows = -1) const;
+    void forward(const NormOutput& to, const floatX* in, int rows = -1) const;
     // Computes residual = in + added and to.out = norm(residual).
-    void add_forward(floatX* residual, const Output& to, const floatX* in, const floatX* added, int rows = -1) const;
+    void add_forward(floatX* residual, const NormOutput& to, const floatX* in, const floatX* added,
+                     int rows = -1) const;
 
     // Writes the gradient of `in` to din, or adds it there (add_to_din). Gradients of parameters go to their place,
     // unless `aside` (2, norm_stride), of the gradients' type, is given: then they wait there for the queue.
     struct Backward {
         floatX* din;
         const floatX *dout, *in;
-        Output kept;
+        NormOutput kept;
         bool add_to_din;
         void* aside = nullptr;
         int rows = -1;   // -1: this rank's residual rows

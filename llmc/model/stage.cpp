@@ -362,7 +362,7 @@ void Stage::backward(MicroBatchState& own, int chunk_index, const Batch& batch, 
                 layer.backward(dresidual, a.residual[i], a.layers[i], nullptr, *gradients_, own.weights);
                 return;
             }
-            const LayerActivations made = moved(a.layers[i], own.delayed->recomputed[i]);
+            const LayerActivations made = moved(a.layers[i], own.delayed->recomputed[i], sizes_);
             const Layer::Delayed kept{a.residual[i + 1], own.delayed->norms.empty() ? nullptr : own.delayed->norms[i]};
             layer.recompute(a.residual[i], made, options_.recompute);
             layer.backward(dresidual, a.residual[i], made, &kept, *gradients_, own.weights);

@@ -6,7 +6,7 @@
 
 void Stage::use_attention(AttentionKind kind) {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    const LayerActivations& a = pool_->activations.any().layers[0];
+    const AttentionActivations& a = pool_->activations.any().layers[0].attention;
     const Attention& call = layers_[0].attention();
     if (kind == AttentionKind::own_sm90 && sizes_.documents) {
         throw Error(ErrorKind::no_device, "no own-sm90 attention: it has no mask of documents",
@@ -27,7 +27,7 @@ Stage::FasterAttention Stage::faster_attention() {
     if (shape.masks_documents) std::erase(candidates, AttentionKind::own_sm90);
     FasterAttention fastest{AttentionKind::own, ""};
     if (candidates.size() == 1) return fastest;
-    const LayerActivations& a = pool_->activations.any().layers[0];
+    const AttentionActivations& a = pool_->activations.any().layers[0].attention;
     const Attention& call = layers_[0].attention();
     call.fill_randomly(a);
     double least = std::numeric_limits<double>::infinity();
@@ -54,7 +54,7 @@ Stage::FasterAttention Stage::faster_attention() {
 std::optional<RingTimes> Stage::time_ring() {
     if (options_.place.mesh.cp == options_.ulysses) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    const LayerActivations& a = pool_->activations.any().layers[0];
+    const AttentionActivations& a = pool_->activations.any().layers[0].attention;
     const Attention& call = layers_[0].attention();
     call.fill_randomly(a);
     const std::optional<RingStep> step = tools_->cut_points.ring_step(*attention_, call.forward_arguments(a));

@@ -6,14 +6,14 @@
 
 namespace {
 
-// True if activations may be lent: delayed gradients of weights would still read them.
-bool lends(const StageOptions& options) { return options.in_flight.delayed == 0; }
+// True if backward may reuse the memory of activations: delayed gradients of weights would still read them.
+bool reuses_activations(const StageOptions& options) { return options.in_flight.delayed == 0; }
 
 class TensorAndContextParallel : public TensorParallel {
 public:
     TensorAndContextParallel(World& world, const StageOptions& options, Arena& arena, cudaStream_t stream)
         : TensorParallel(*world.group({Axis::tp}), options.tp_chunks, arena),
-          context_(world, options.ulysses, arena, stream, lends(options)) {}
+          context_(world, options.ulysses, arena, stream, reuses_activations(options)) {}
 
     void set_sizes(const RankSizes& sizes) override {
         TensorParallel::set_sizes(sizes);
@@ -25,9 +25,9 @@ public:
         context_.attend(attention, arguments, qkv, out, stream);
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, const LentMemory& lent, WeightGradientQueue& queue,
+                         floatX* dqkv, floatX* dout, const ReusableMemory& reusable, WeightGradientQueue& queue,
                          cudaStream_t stream) override {
-        context_.attend_backward(attention, arguments, dqkv, dout, lent, queue, stream);
+        context_.attend_backward(attention, arguments, dqkv, dout, reusable, queue, stream);
     }
     std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
                                       const AttentionForward<floatX>& arguments) override {
@@ -45,6 +45,6 @@ std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& opt
     const MeshShape& mesh = options.place.mesh;
     if (mesh.tp > 1 && mesh.cp > 1) return std::make_unique<TensorAndContextParallel>(world, options, arena, stream);
     if (mesh.tp > 1) return std::make_unique<TensorParallel>(*world.group({Axis::tp}), options.tp_chunks, arena);
-    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream, lends(options));
+    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream, reuses_activations(options));
     return nullptr;
 }

@@ -3,8 +3,7 @@
 #include <cmath>
 
 #include "llmc/base/check.h"
-#include "llmc/model/norm.h"
-#include "llmc/model/sublayer.h"
+#include "llmc/model/layer.h"
 
 namespace {
 
@@ -52,9 +51,7 @@ ParamTable::ParamTable(const ModelConfig& config) : config_(config) {
     };
     add(embedding_unit(), -1, embedding_parameters(config));
     for (int layer = 0; layer < static_cast<int>(config.layers); layer++) {
-        for (const SublayerKind kind : config.sublayers()) {
-            add(layer_unit(layer), layer, type_of(kind).parameters(config));
-        }
+        add(layer_unit(layer), layer, Layer::parameters(config));
     }
     add(head_unit(), -1, head_parameters(config));
 }

@@ -4,54 +4,38 @@
 #pragma once
 
 #include "llmc/model/sublayers/branch.h"
-#include "llmc/model/sublayers/row_norm.h"
+#include "llmc/model/sublayers/qk_norms.h"
 
-class Attention : public Branch {
+class Attention {
 public:
+    Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
-    static std::vector<KeptTensor> kept(const RankSizes& sizes);
-    static std::vector<ScratchTensor> scratch(const RankSizes& sizes);
-    explicit Attention(const SublayerPlace& place);
+    const Norm& norm() const { return branch_.norm(); }
+
+    void forward(const SublayerForward& args, const AttentionActivations& a) const;
+    // Computes again the activations that `level`, below Recompute::block, drops.
+    void recompute(const floatX* in, const AttentionActivations& a, Recompute level) const;
+    void backward(const SublayerBackward& args, const AttentionActivations& a) const;
+
+    // Generation: returns what is to be added to the residual stream, (rows, C).
+    const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;
 
     // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
-    // from Workspace::rows_c and writes that of q, k and v to din().
-    AttentionForward<floatX> forward_arguments(const LayerActivations& a) const;
-    AttentionBackward<floatX> backward_arguments(const LayerActivations& a) const;
+    // from Workspace::datty and writes that of q, k and v to AttentionScratch::dqkv.
+    AttentionForward<floatX> forward_arguments(const AttentionActivations& a) const;
+    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a) const;
     // Fills what the calls read with values drawn from a normal distribution.
-    void fill_randomly(const LayerActivations& a) const;
-
-    std::int64_t cache_elements() const override { return in().out_channels(); }
+    void fill_randomly(const AttentionActivations& a) const;
 
 private:
-    enum Kept : std::size_t { kQkv = kIn, kAtty = kOwn, kLse, kAttended, kQRaw, kKRaw, kQRstd, kKRstd };
-    // Norm of the heads of q, or of k: the heads in a row of qkv, and the kept tensors of the norm.
-    struct HeadNorm {
-        Norm norm;
-        int first, heads;
-        Kept raw, rstd;
-    };
-
     AttentionShape shape() const;
-    void enter(const floatX* entered, Rows rows, const LayerActivations& a) const override;
-    void mix(const LayerActivations& a) const override;
-    HeadsView<floatX> heads_at(floatX* qkv, const HeadNorm& of) const;
-    void norm_heads(floatX* qkv, Rows rows, const LayerActivations& a) const;
-    void norm_heads_backward(const SublayerBackward& args) const;
-    void norm_rows(floatX* qkv, Rows rows, const LayerActivations& a) const;
-    void norm_rows_backward(const SublayerBackward& args) const;
-    RowNorm::Kept kept_of_row_norm(std::size_t i, const LayerActivations& a, Rows rows) const;
-    // Returns where the gradient of norm i's weight waits: behind the two vectors of the sublayer's own norm.
-    void* norm_aside(std::size_t i, const SublayerBackward& args) const;
-    void turn(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
-    floatX* out_input(const LayerActivations& a) const override { return at(a, kAtty); }
-    void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
-    void cached_inside(const CachedStep& step) const override;
+    void rotate(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     // Returns attention's output for the tokens and heads of this rank's attention: atty, unless ranks exchange heads
     // for tokens.
-    floatX* attended(const LayerActivations& a) const { return at(a, tools().sizes.ulysses > 1 ? kAttended : kAtty); }
+    floatX* attended(const AttentionActivations& a) const { return tools_.sizes.ulysses > 1 ? a.attended : a.atty; }
 
-    float* delta_;                       // scratch: (B, NH, T)
-    float* row_sums_;                    // scratch: (2, R) sums of the rows of q and of k
-    std::vector<HeadNorm> head_norms_;   // none, or of q and k
-    std::vector<RowNorm> row_norms_;     // likewise
+    const StageTools& tools_;
+    Branch branch_;   // ln_1, c_attn, c_proj
+    QkNorms qk_norms_;
+    AttentionScratch scratch_;
 };

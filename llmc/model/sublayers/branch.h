@@ -1,67 +1,45 @@
-// A sublayer of two linear layers: `in` (cut by rows), something inside, `out` (cut by columns), and a norm before or
-// after. Attention and Mlp derive from it and say only what is inside. It passes the cut points (cut_points.h).
+// The parts that attention and the MLP share: a norm before or after, a linear layer `in` (cut by rows) and the
+// projection `out` (cut by columns), with the cut points around them (cut_points.h).
 #pragma once
 
 #include "llmc/model/sublayer.h"
 
-class Branch : public Sublayer {
+class Branch {
 public:
-    Norm::Output normed(const LayerActivations& a) const override;
-    void inside(const floatX* in, const LayerActivations& a) const override;
-    void join(floatX* out, const floatX* in, const LayerActivations& a, const Next* next) const override;
-    void join_inside(const LayerActivations& a) const override;
-    void recompute(const floatX* in, const LayerActivations& a, Recompute level) const override;
-    void backward(const SublayerBackward& args) const override;
-    const floatX* cached(const CachedStep& step) const override;
-
-protected:
-    // First kept tensors of every branch; a branch's own follow. If norms come after, kProjected takes the place of
-    // kNormed: the norm's input, and in backward its gradient.
-    enum Kept : std::size_t { kNormed, kMean, kRstd, kIn, kOwn, kProjected = kNormed };
-    struct KeptNames {
-        const char *normed, *projected, *mean, *rstd;
-    };
-    static std::vector<KeptTensor> kept(const KeptNames& names, const KeptTensor& in, const RankSizes& sizes);
-
+    // Names as in the parameter table: "ln_1", "attn.c_attn", "attn.c_proj".
+    Branch(const StageTools& tools, const ModelState<floatX>& parameters, int layer, const char* norm, const char* in,
+           const char* out);
     // Adds the parameters of a linear layer; `bias` only if the model has biases.
     static void add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
                            TensorSpec bias, bool writes_residual);
 
-    // Names as in the parameter table: "ln_1", "attn.c_attn", "attn.c_proj".
-    Branch(const SublayerPlace& place, const char* norm, const char* in, const char* out, floatX* din);
-
-    // Runs the first linear layer on `rows` of `entered`, and row-wise work on its output, into activations.
-    virtual void enter(const floatX* entered, Rows rows, const LayerActivations& a) const = 0;
-    // Runs the work inside that needs all rows.
-    virtual void mix(const LayerActivations&) const {}
-    virtual floatX* out_input(const LayerActivations& a) const = 0;   // input of out()
-    // Computes the gradient of the first linear layer's output, into din(), from that of the branch's output.
-    virtual void inside_backward(const floatX* dout, const SublayerBackward& args) const = 0;
-    virtual void recompute_inside(const LayerActivations&, Recompute) const {}
-    // Generation: computes out_input() from step.in.
-    virtual void cached_inside(const CachedStep& step) const = 0;
-
-    const StageTools& tools() const { return tools_; }
+    const Norm& norm() const { return norm_; }
     const Linear& in() const { return in_; }
     const Linear& out() const { return out_; }
-    floatX* din() const { return din_; }
-    template <class T = floatX>
-    T* at(const LayerActivations& a, std::size_t which) const {
-        return reinterpret_cast<T*>(a[first_ + which]);
-    }
+
+    // Runs `work`, which begins with in(), on rows of the branch's input as they come from other tp ranks.
+    void enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::EnteringWork& work) const;
+    // Computes args.out = args.in + projection of `inner` (R, in_channels of out()), normed if norms come after; then
+    // args.next.
+    void project_and_add(const SublayerForward& args, const BranchActivations& a, const floatX* inner) const;
+
+    // Runs backward of project_and_add as far as the projection's output; returns its gradient, (R, C). Queues the
+    // gradients of the projection's weights.
+    const floatX* project_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* inner) const;
+    // Runs backward of enter and in(), from the gradient `dhidden` (R, out_channels of in()) to args.dresidual. Queues
+    // the gradients of the weights; if these are delayed they read a copy of dhidden, in the place of `hidden`.
+    void enter_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dhidden,
+                        floatX* hidden) const;
+
+    // Generation: projects `inner`. Returns what is to be added to the residual stream, (rows, C).
+    const floatX* cached_projection(const CachedStep& step, const BranchActivations& a, const floatX* inner) const;
 
 private:
     bool norm_after() const { return tools_.sizes.model.norm_position == NormPosition::after; }
-    const floatX* norm_projection(const LayerActivations& a) const;
+    void norm_projection(const BranchActivations& a, const floatX* inner) const;
+    void norm_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dout) const;
 
     const StageTools& tools_;
-    std::size_t first_;
+    Norm norm_;
     Linear in_, out_;
-    floatX* din_;   // scratch: (R, channels of `in`)
 };
-
-// Row `rows.first` of a tensor.
-template <class T>
-T* at_row(T* tensor, Rows rows, int channels) {
-    return tensor + std::int64_t{rows.first} * channels;
-}

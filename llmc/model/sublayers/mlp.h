@@ -4,24 +4,27 @@
 
 #include "llmc/model/sublayers/branch.h"
 
-class Mlp : public Branch {
+class Mlp {
 public:
+    Mlp(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
-    static std::vector<KeptTensor> kept(const RankSizes& sizes);
-    static std::vector<ScratchTensor> scratch(const RankSizes& sizes);
-    explicit Mlp(const SublayerPlace& place);
+    const Norm& norm() const { return branch_.norm(); }
+
+    void forward(const SublayerForward& args, const MlpActivations& a) const;
+    // Computes again the activations that `level`, below Recompute::block, drops.
+    void recompute(const floatX* in, const MlpActivations& a, Recompute level) const;
+    void backward(const SublayerBackward& args, const MlpActivations& a) const;
+
+    // Generation: returns what is to be added to the residual stream, (rows, C).
+    const floatX* cached(const CachedStep& step, const MlpActivations& a) const;
 
 private:
-    enum Kept : std::size_t { kPreGelu = kIn, kGelu = kOwn };
+    MlpKind kind() const { return tools_.sizes.model.mlp; }
+    bool fused(int level) const { return traits_of(kind()).in_matmul && tools_.gelu_fusion >= level; }
+    void activate(floatX* activated, const floatX* fch, int rows) const;
+    void activate_backward(const floatX* dprojected, const MlpActivations& a) const;
 
-    void enter(const floatX* entered, Rows rows, const LayerActivations& a) const override;
-    floatX* out_input(const LayerActivations& a) const override { return at(a, kGelu); }
-    void recompute_inside(const LayerActivations& a, Recompute level) const override;
-    void inside_backward(const floatX* dout, const SublayerBackward& args) const override;
-    void cached_inside(const CachedStep& step) const override;
-    MlpKind kind() const { return tools().sizes.model.mlp; }
-    bool fused(int level) const { return traits_of(kind()).in_matmul && tools().gelu_fusion >= level; }
-    void activate(floatX* out_input, const floatX* in_output, int rows) const;
-
-    floatX* dswiglu_;   // scratch: (R, F)
+    const StageTools& tools_;
+    Branch branch_;   // ln_2, c_fc, c_proj
+    MlpScratch scratch_;
 };

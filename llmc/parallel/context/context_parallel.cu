@@ -18,11 +18,11 @@ Communicator* group_of(World& world, const char* name, const std::vector<int>& m
 
 }   // namespace
 
-ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent)
+ContextParallel::ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool reusable)
     : cut_{world.mesh().cp, ulysses, world.at().cp},
       arena_(arena),
       stream_(stream),
-      lent_(lent),
+      reuses_(reusable),
       ring_group_(group_of(world, "cp ring", cut_.ring_members())),
       ulysses_group_(group_of(world, "cp ulysses", cut_.ulysses_members())) {
     if (ring_group_ != nullptr) ring_.emplace(*ring_group_, arena, stream);
@@ -35,7 +35,7 @@ void ContextParallel::set_sizes(const RankSizes& sizes) {
            sizes.NH, " / ", sizes.KV, " heads over groups of ", cut_.ulysses, " ranks; the stage has groups of ",
            sizes.ulysses);
     sizes_ = sizes;
-    if (ring_) ring_->reserve(sizes.attention(), lent_ ? lent_to_attention(sizes) : std::vector<std::size_t>{});
+    if (ring_) ring_->reserve(sizes.attention(), reuses_ ? reusable_bytes(sizes) : std::vector<std::size_t>{});
     if (ulysses_) ulysses_->reserve(heads_of_qkv());
     const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
     if (positions.size() > positions_.size()) {
@@ -68,11 +68,11 @@ void ContextParallel::attend(const AttentionChoice<floatX>& attention, const Att
 
 void ContextParallel::attend_backward(const AttentionChoice<floatX>& attention,
                                       const AttentionBackward<floatX>& arguments, floatX* dqkv, floatX* dout,
-                                      const LentMemory& lent, WeightGradientQueue& queue, cudaStream_t stream) {
+                                      const ReusableMemory& reusable, WeightGradientQueue& queue, cudaStream_t stream) {
     ENSURE(stream == stream_, "attention on another stream than the one it shares sequences on");
     if (ulysses_) ulysses_->to_heads(dout, dout, heads_of_output());
     if (ring_) {
-        ring_->backward(attention, arguments, lent, queue);
+        ring_->backward(attention, arguments, reusable, queue);
     } else {
         attention.backward(arguments, stream);
     }

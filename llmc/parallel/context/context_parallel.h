@@ -15,9 +15,9 @@
 
 class ContextParallel : public CutPoints {
 public:
-    // Makes the communicators of rings and groups: collective over the world. `lent`: true if backward is lent memory
-    // in which gradients may travel.
-    ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool lent = false);
+    // Makes the communicators of rings and groups: collective over the world. `reusable`: true if backward
+    // is given memory in which gradients may travel.
+    ContextParallel(World& world, int ulysses, Arena& arena, cudaStream_t stream, bool reusable = false);
 
     void set_sizes(const RankSizes& sizes) override;
     Positions positions() const override;
@@ -30,7 +30,7 @@ public:
         return din;
     }
     void attend_backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& arguments,
-                         floatX* dqkv, floatX* dout, const LentMemory& lent, WeightGradientQueue& queue,
+                         floatX* dqkv, floatX* dout, const ReusableMemory& reusable, WeightGradientQueue& queue,
                          cudaStream_t stream) override;
     std::optional<RingStep> ring_step(const AttentionChoice<floatX>& attention,
                                       const AttentionForward<floatX>& arguments) override {
@@ -49,7 +49,7 @@ private:
     ContextCut cut_;
     Arena& arena_;
     cudaStream_t stream_;
-    bool lent_;
+    bool reuses_;
     Communicator *ring_group_, *ulysses_group_;
     std::optional<Ring> ring_;
     std::optional<Ulysses> ulysses_;

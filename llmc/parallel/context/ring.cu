@@ -65,15 +65,15 @@ std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit) {
 
 Ring::Ring(Communicator& group, Arena& arena, cudaStream_t compute) : group_(group), arena_(arena), compute_(compute) {}
 
-void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& lent) {
+void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& reusable) {
     const std::size_t n = elements(own), travels = travelling_elements(own),
                       rows = static_cast<std::size_t>(own.B) * static_cast<std::size_t>(own.NH) *
                              static_cast<std::size_t>(own.Tq);
     if (n <= block_.size()) return;
-    lent_ = lent.size() >= 2 && std::min(lent[0], lent[1]) >= travels * sizeof(float);
+    reuses_ = reusable.size() >= 2 && std::min(reusable[0], reusable[1]) >= travels * sizeof(float);
     for (auto& buffer : keys_) buffer = arena_.allocate<floatX>("context/keys and values", travels);
     for (auto& buffer : key_gradients_) {
-        if (!lent_) buffer = arena_.allocate<float>("context/dkeys and dvalues", travels);
+        if (!reuses_) buffer = arena_.allocate<float>("context/dkeys and dvalues", travels);
     }
     own_part_ = arena_.allocate<float>("context/own part of dkeys and dvalues", travels);
     block_ = arena_.allocate<float>("context/block", n);
@@ -179,7 +179,7 @@ RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionFor
 // ---------------------------------------------------------------------------------------------------------------------
 
 void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                    const LentMemory& lent, WeightGradientQueue& queue) {
+                    const ReusableMemory& reusable, WeightGradientQueue& queue) {
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq, N = group_.size();
     const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
@@ -189,10 +189,10 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                            dv = accumulator(own.dv, value_sum_, key_sizes(shape, T));
     auto gradients_at = [&](int step) {
         const std::size_t turn = static_cast<std::size_t>(step) % 2;
-        if (!lent_) return key_gradients_[turn].data();
-        ENSURE(lent.size() >= 2 && lent[turn].size() >= sizeof(float) * travels, "a ring is lent ", lent.size(),
-               " pieces of memory, and needs two of ", sizeof(float) * travels, " bytes");
-        return reinterpret_cast<float*>(lent[turn].data());
+        if (!reuses_) return key_gradients_[turn].data();
+        ENSURE(reusable.size() >= 2 && reusable[turn].size() >= sizeof(float) * travels, "a ring is given ",
+               reusable.size(), " pieces of memory, and needs two of ", sizeof(float) * travels, " bytes");
+        return reinterpret_cast<float*>(reusable[turn].data());
     };
     copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
     copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);

@@ -41,16 +41,16 @@ public:
     // `group`: the ranks of the ring, in its order.
     Ring(Communicator& group, Arena& arena, cudaStream_t compute);
 
-    // Takes memory for calls of at most this shape. Nothing may be in flight. `lent`: bytes of the memory that backward
-    // will be given; gradients of keys and values travel in its first two pieces if they have room.
-    void reserve(const AttentionShape& own, const std::vector<std::size_t>& lent = {});
+    // Takes memory for calls of at most this shape. Nothing may be in flight. `reusable`: bytes of the memory that
+    // backward will be given; gradients of keys and values travel in its first two pieces if they have room.
+    void reserve(const AttentionShape& own, const std::vector<std::size_t>& reusable = {});
 
     // Runs attention over the ring. The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first
     // chunk and second.
     void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
     // Runs backward. `queue`: gradients of weights that wait to hide the last hop.
     void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
-                  const LentMemory& lent, WeightGradientQueue& queue);
+                  const ReusableMemory& reusable, WeightGradientQueue& queue);
     // Returns one step of forward, to be measured. The shape is as in forward().
     RingStep step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
 
@@ -68,11 +68,11 @@ private:
     Communicator& group_;
     Arena& arena_;
     cudaStream_t compute_;
-    bool lent_ = false;
+    bool reuses_ = false;
     OwnedStream traffic_{StreamPriority::greatest};
     // (B, T, 2, kv heads, HS): keys and values, or their gradients, in turns of steps
     std::array<DeviceBuffer<floatX>, 2> keys_;
-    std::array<DeviceBuffer<float>, 2> key_gradients_;   // only if no memory is lent
+    std::array<DeviceBuffer<float>, 2> key_gradients_;   // only without reusable memory
     DeviceBuffer<float> own_part_;                       // this rank's part of key and value gradients
     DeviceBuffer<float> block_, block_lse_;              // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
     DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second chunk

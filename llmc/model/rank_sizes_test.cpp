@@ -1,9 +1,9 @@
 // Checks the part of a micro-batch and of the vocabulary that each rank of a mesh has.
-#include "llmc/model/activations.h"
+#include "llmc/model/rank_sizes.h"
 
 #include <doctest/doctest.h>
 
-TEST_CASE("activations: the parts of tp and cp ranks are the whole") {
+TEST_CASE("rank sizes: the parts of tp and cp ranks are the whole") {
     for (const std::int64_t vocab : {100, 129, 1000}) {
         const ModelConfig config = custom_model_config(2, 4, 64, 48, vocab);
         for (const MeshShape& mesh :
@@ -29,7 +29,7 @@ TEST_CASE("activations: the parts of tp and cp ranks are the whole") {
     }
 }
 
-TEST_CASE("activations: a single sequence that cp ranks and tp ranks can share has a multiple of so many tokens") {
+TEST_CASE("rank sizes: a single sequence that cp ranks and tp ranks can share has a multiple of so many tokens") {
     CHECK(sequence_unit(1, 1) == 1);
     CHECK(sequence_unit(1, 3) == 3);
     CHECK(sequence_unit(2, 1) == 4);
@@ -38,7 +38,7 @@ TEST_CASE("activations: a single sequence that cp ranks and tp ranks can share h
     CHECK(sequence_unit(4, 4) == 16);
 }
 
-TEST_CASE("activations: tp ranks that can share the heads of queries but not those of keys and values") {
+TEST_CASE("rank sizes: tp ranks that can share the heads of queries but not those of keys and values") {
     ModelConfig config = custom_model_config(2, 6, 96, 48, 100);
     config.own_kv_heads = 2;
     for (const int tp : {1, 2, 6}) check_tensor_parallel(config, {1, 1, 1, tp}, false, 3, 48);

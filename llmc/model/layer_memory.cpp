@@ -1,0 +1,135 @@
+#include "llmc/model/layer_memory.h"
+
+#include <algorithm>
+
+namespace {
+
+// Visits what every branch keeps, with names such as "ln1" and "attproj". Backward needs the norm's input: that is the
+// residual stream, or the projection if norms come after.
+void visit_branch(BranchActivations& a, const RankSizes& sizes, const KeptVisitor& visitor, const char* norm,
+                  const char* projected, const char* mean, const char* rstd) {
+    const std::int64_t Rr = sizes.residual_rows();
+    const bool after = sizes.model.norm_position == NormPosition::after;
+    visitor(a.norm.out, {.name = norm, .elements = after ? 0 : Rr * sizes.C, .dropped_from = Recompute::gelu_norm});
+    visitor(a.projected, {.name = projected, .elements = after ? Rr * sizes.C : 0});
+    visitor(a.norm.mean, {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
+    visitor(a.norm.rstd, {.name = rstd, .elements = Rr, .statistic = true});
+}
+
+}   // namespace
+
+void AttentionActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
+    const std::int64_t R = sizes.rows(), NH = sizes.NH, KV = sizes.KV, HS = sizes.HS;
+    visit_branch(*this, sizes, visitor, "ln1", "attproj", "ln1_mean", "ln1_rstd");
+    visitor(qkv, {.name = "qkv", .elements = R * sizes.attended_width()});
+    visitor(atty, {.name = "atty", .elements = R * NH * HS});
+    visitor(lse, {.name = "lse", .elements = R * NH, .statistic = true});
+    visitor(attended, {.name = "attended", .elements = sizes.ulysses > 1 ? R * NH * HS : 0});
+    const QkNorm kind = sizes.model.qk_norm;
+    const std::int64_t normed = kind == QkNorm::none ? 0 : R;
+    visitor(q_raw, {.name = "q_raw", .elements = normed * NH * HS});
+    visitor(k_raw, {.name = "k_raw", .elements = normed * KV * HS});
+    visitor(q_rstd, {.name = "q_rstd", .elements = normed * (kind == QkNorm::row ? 1 : NH), .statistic = true});
+    visitor(k_rstd, {.name = "k_rstd", .elements = normed * (kind == QkNorm::row ? 1 : KV), .statistic = true});
+}
+
+void MlpActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
+    const std::int64_t R = sizes.rows();
+    visit_branch(*this, sizes, visitor, "ln2", "fcproj", "ln2_mean", "ln2_rstd");
+    visitor(fch, {.name = "fch", .elements = R * sizes.fc_width(), .reusable = true});
+    visitor(fch_gelu, {.name = "fch_gelu", .elements = R * sizes.F, .dropped_from = Recompute::gelu, .reusable = true});
+}
+
+void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
+    const ModelConfig& model = sizes.model;
+    const bool dealt = sizes.ep > 1;
+    const std::int64_t Rr = sizes.residual_rows(), C = sizes.C, E = model.experts, F = model.expert_width(),
+                       K = model.experts_per_token(), M = sizes.most_expert_rows(), S = model.shared_experts * F;
+    // rows that travel are sent again only under Recompute::block
+    const Recompute dropped_in = dealt ? Recompute::block : Recompute::gelu_norm;
+    // has room for later micro-batches of shorter, and so more, sequences
+    const std::int64_t all_counts = model.aux_loss > 0 ? sizes.rows() * E : 0;
+    visitor(norm.out, {.name = "ln2", .elements = Rr * C, .dropped_from = Recompute::gelu_norm});
+    visitor(norm.mean, {.name = "ln2_mean", .elements = model.norm == NormKind::layer ? Rr : 0, .statistic = true});
+    visitor(norm.rstd, {.name = "ln2_rstd", .elements = Rr, .statistic = true});
+    visitor(logits, {.name = "router_logits", .elements = Rr * E, .statistic = true});
+    visitor(index, {.name = "expert_index", .elements = Rr * K, .dropped_from = never_dropped, .statistic = true});
+    visitor(counts,
+            {.name = "expert_counts", .elements = all_counts, .dropped_from = never_dropped, .statistic = true});
+    visitor(weight, {.name = "expert_weight", .elements = Rr * K, .statistic = true});
+    visitor(offsets, {.name = "expert_offsets", .elements = E + 1, .statistic = true});
+    visitor(source, {.name = "expert_source", .elements = Rr * K, .statistic = true});
+    visitor(row, {.name = "expert_row", .elements = Rr * K, .statistic = true});
+    visitor(held_offsets, {.name = "held_offsets", .elements = dealt ? E / sizes.ep + 1 : 0, .statistic = true});
+    visitor(held_weight,
+            {.name = "held_weight", .elements = dealt ? M : 0, .dropped_from = never_dropped, .statistic = true});
+    visitor(in, {.name = "expert_in", .elements = M * C, .dropped_from = dropped_in});
+    visitor(hidden, {.name = "expert_fch", .elements = M * model.hidden_width(F)});
+    visitor(activated, {.name = "expert_gelu", .elements = M * F, .dropped_from = Recompute::gelu});
+    visitor(shared_hidden, {.name = "shared_fch", .elements = Rr * model.hidden_width(S)});
+    visitor(shared_activated, {.name = "shared_gelu", .elements = Rr * S, .dropped_from = Recompute::gelu});
+}
+
+void LayerActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
+    attention.visit(sizes, visitor);
+    visitor(residual2, {.name = "residual2", .elements = std::int64_t{sizes.residual_rows()} * sizes.C});
+    sizes.model.experts > 0 ? experts.visit(sizes, visitor) : mlp.visit(sizes, visitor);
+}
+
+std::vector<KeptTensor> layer_kept(const RankSizes& sizes) {
+    std::vector<KeptTensor> all;
+    LayerActivations none;
+    none.visit(sizes, [&](const KeptTensor& tensor, void*&) { all.push_back(tensor); });
+    return all;
+}
+
+ReusableMemory reusable_memory(LayerActivations a, const RankSizes& sizes) {
+    ReusableMemory memory;
+    a.visit(sizes, [&](const KeptTensor& tensor, void*& address) {
+        if (!tensor.reusable) return;
+        memory.emplace_back(static_cast<std::byte*>(address), static_cast<std::size_t>(tensor.bytes()));
+    });
+    return memory;
+}
+
+std::vector<std::size_t> reusable_bytes(const RankSizes& sizes) {
+    std::vector<std::size_t> bytes;
+    for (const KeptTensor& tensor : layer_kept(sizes)) {
+        if (tensor.reusable) bytes.push_back(static_cast<std::size_t>(tensor.bytes()));
+    }
+    return bytes;
+}
+
+void AttentionScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    const std::int64_t R = sizes.rows();
+    const bool sums = sizes.model.qk_norm == QkNorm::row;
+    visitor(dqkv, {.name = "dqkv", .elements = R * sizes.attended_width(), .forward_too = true});
+    visitor(delta, {.name = "attention_delta", .elements = R * sizes.NH, .forward_too = true});
+    visitor(row_sums, {.name = "row_sums", .elements = sums ? 2 * R : 0, .forward_too = true});
+}
+
+void MlpScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    const std::int64_t R = sizes.rows();
+    visitor(dfch, {.name = "dfch", .elements = R * sizes.fc_width()});
+    visitor(dactivated, {.name = "dswiglu", .elements = sizes.model.gated() ? R * sizes.F : 0});
+}
+
+void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    const bool dealt = sizes.ep > 1;
+    const std::int64_t Rr = sizes.residual_rows(), own = Rr * sizes.model.experts_per_token(),
+                       M = sizes.most_expert_rows(), F = sizes.model.expert_width(), S = sizes.model.shared_experts * F;
+    visitor(rows, {.name = "expert_rows", .elements = M * sizes.C, .forward_too = true});
+    visitor(dactivated, {.name = "expert_dgelu", .elements = std::max(M * F, Rr * S)});
+    visitor(dweight, {.name = "expert_dweight", .elements = own});
+    visitor(losses, {.name = "router_losses", .elements = 2 * Rr});
+    visitor(own_rows, {.name = "own_rows", .elements = dealt ? own * sizes.C : 0, .forward_too = true});
+    visitor(own_values, {.name = "own_values", .elements = dealt ? own : 0, .forward_too = true});
+    visitor(held_dweight, {.name = "held_dweight", .elements = dealt ? M : 0});
+    visitor(counts,
+            {.name = "expert_counts", .elements = dealt ? sizes.ep * sizes.model.experts : 0, .forward_too = true});
+}
+
+void LayerScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    attention.visit(sizes, visitor);
+    sizes.model.experts > 0 ? experts.visit(sizes, visitor) : mlp.visit(sizes, visitor);
+}

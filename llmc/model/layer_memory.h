@@ -1,0 +1,191 @@
+// Memory of a layer: the activations that its forward keeps for its backward, and the scratch of its sublayers.
+//
+// Each tensor stands here once, with its type and shape; visit() beside it tells its name and size. Allocation, the
+// memory plan, recompute and the search for values that are not finite all read that.
+//
+// Shapes: R rows of a micro-batch on this rank, Rr of them in the residual region (cut_points.h), other letters as in
+// RankSizes. An address is null if the model has no such tensor.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "llmc/base/dtype.h"
+#include "llmc/model/precision.h"
+#include "llmc/model/rank_sizes.h"
+
+// Each level drops what the ones before it drop, and more.
+enum class Recompute : std::uint8_t {
+    none,
+    gelu,        // GELU's output: 4C of the 16C elements per row and layer
+    gelu_norm,   // both norms' outputs too, from the kept inputs and statistics
+    block,       // everything of a block but its input
+};
+// Marks a tensor that no level drops.
+inline constexpr Recompute never_dropped{0xff};
+
+// A tensor that forward keeps for backward.
+struct KeptTensor {
+    const char* name;                            // as in llm.c
+    std::int64_t elements;                       // 0: the tensor does not exist
+    Recompute dropped_from = Recompute::block;   // this level and those above compute it again
+    bool statistic = false;                      // numbers of a row, which Layer::show() leaves out
+    // Attention's backward may work in this memory: once the sublayer's own backward has run, nobody reads it again.
+    // Not while gradients of weights are delayed.
+    bool reusable = false;
+    DType type = DType::fp32;   // set by visit()
+
+    std::int64_t bytes() const { return elements * static_cast<std::int64_t>(size_of(type)); }
+};
+
+// Scratch of sublayers of one kind within one action; all layers share it.
+struct ScratchTensor {
+    const char* name;
+    std::int64_t elements;      // 0: the tensor does not exist
+    bool forward_too = false;   // else only backward uses it
+    DType type = DType::fp32;   // set by visit()
+
+    std::int64_t bytes() const { return elements * static_cast<std::int64_t>(size_of(type)); }
+};
+
+// Calls a function for each tensor of a struct; the function may set its address.
+template <class Tensor>
+class TensorVisitor {
+public:
+    template <std::invocable<const Tensor&, void*&> Function>
+    TensorVisitor(Function function) : function_(std::move(function)) {}
+
+    template <class T>
+    void operator()(T*& address, Tensor tensor) const {
+        tensor.type = dtype_of<T>;
+        void* place = address;
+        function_(tensor, place);
+        address = static_cast<T*>(place);
+    }
+
+private:
+    std::function<void(const Tensor&, void*& address)> function_;
+};
+using KeptVisitor = TensorVisitor<KeptTensor>;
+using ScratchVisitor = TensorVisitor<ScratchTensor>;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Activations
+
+// Output (rows, C) of a norm, and the statistics of each row that backward reads. `mean`: not of RMSNorm.
+struct NormOutput {
+    floatX* out = nullptr;
+    float *mean = nullptr, *rstd = nullptr;
+};
+
+// Activations that attention and the MLP both have.
+struct BranchActivations {
+    NormOutput norm;               // (Rr, C), (Rr), (Rr); `out` is null if norms come after sublayers
+    floatX* projected = nullptr;   // (Rr, C) the norm's input if norms come after; in backward its gradient
+};
+
+struct AttentionActivations : BranchActivations {
+    // (R, (NH + 2 KV) HS) queries, keys and values, rotated if positions are rotary; with Ulysses' copies of heads. In
+    // delayed backward its gradient
+    floatX* qkv = nullptr;
+    floatX* atty = nullptr;       // (R, NH HS) input of the projection
+    float* lse = nullptr;         // (B, NH, T) log-sum-exp of each query's scores
+    floatX* attended = nullptr;   // (R, NH HS) attention's output, before Ulysses exchanges heads for tokens
+    // Inputs of the norms of queries and keys, (R, NH HS) and (R, KV HS), and their statistics: of each head, or row
+    floatX *q_raw = nullptr, *k_raw = nullptr;
+    float *q_rstd = nullptr, *k_rstd = nullptr;
+
+    void visit(const RankSizes& sizes, const KeptVisitor& visitor);
+};
+
+struct MlpActivations : BranchActivations {
+    floatX* fch = nullptr;        // (R, F) before GELU, or (R, 2F) gates and ups; in delayed backward its gradient
+    floatX* fch_gelu = nullptr;   // (R, F) input of the projection
+
+    void visit(const RankSizes& sizes, const KeptVisitor& visitor);
+};
+
+// K: experts of a token; M: rows of this rank's experts (RankSizes::most_expert_rows()); S: width of the shared experts
+struct ExpertsActivations {
+    NormOutput norm;                   // (Rr, C), (Rr), (Rr)
+    float* logits = nullptr;           // (Rr, E) of the router; in backward their gradient
+    std::int32_t* index = nullptr;     // (Rr, K) experts of each token
+    std::int32_t* counts = nullptr;    // (sequences, E) tokens of each expert in a sequence, for the balance loss
+    float* weight = nullptr;           // (Rr, K)
+    std::int32_t* offsets = nullptr;   // (E + 1) first row of each expert, of rows in the order of experts
+    std::int32_t* source = nullptr;    // (Rr K) token and choice of each such row
+    std::int32_t* row = nullptr;       // (Rr, K) such row of each token and choice
+    // If experts are dealt out to ranks: the same of the rows that have come to this rank's experts
+    std::int32_t* held_offsets = nullptr;   // (E / ranks + 1)
+    float* held_weight = nullptr;           // (M)
+    floatX* in = nullptr;                   // (M, C)
+    floatX* hidden = nullptr;               // (M, F) before GELU, or (M, 2F); in backward its gradient
+    floatX* activated = nullptr;            // (M, F)
+    floatX* shared_hidden = nullptr;        // (Rr, S), or (Rr, 2S); in backward its gradient
+    floatX* shared_activated = nullptr;     // (Rr, S)
+
+    void visit(const RankSizes& sizes, const KeptVisitor& visitor);
+};
+
+struct LayerActivations {
+    AttentionActivations attention;
+    floatX* residual2 = nullptr;   // (Rr, C) residual stream between the sublayers
+    MlpActivations mlp;            // if the model has no experts
+    ExpertsActivations experts;    // else
+
+    void visit(const RankSizes& sizes, const KeptVisitor& visitor);
+};
+
+// Lists the kept tensors of a layer, in the order of forward.
+std::vector<KeptTensor> layer_kept(const RankSizes& sizes);
+
+// Memory that attention's backward may work in: activations that nobody reads again (KeptTensor::reusable).
+using ReusableMemory = std::vector<std::span<std::byte>>;
+ReusableMemory reusable_memory(LayerActivations a, const RankSizes& sizes);
+// Returns the bytes of each piece of it.
+std::vector<std::size_t> reusable_bytes(const RankSizes& sizes);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Scratch
+
+struct AttentionScratch {
+    floatX* dqkv = nullptr;      // as AttentionActivations::qkv
+    float* delta = nullptr;      // (B, NH, T)
+    float* row_sums = nullptr;   // (2, R) sums of the rows of queries and of keys, for norms of rows
+
+    void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
+};
+
+struct MlpScratch {
+    floatX* dfch = nullptr;         // as MlpActivations::fch
+    floatX* dactivated = nullptr;   // (R, F) gradient of SwiGLU's output
+
+    void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
+};
+
+struct ExpertsScratch {
+    floatX* rows = nullptr;         // (M, C) outputs of experts, or their gradients
+    floatX* dactivated = nullptr;   // (M, F), or (Rr, S) of the shared experts
+    float* dweight = nullptr;       // (Rr, K)
+    float* losses = nullptr;        // (2, Rr) balance loss and z-loss of each row
+    // If experts are dealt out to ranks
+    floatX* own_rows = nullptr;       // (Rr K, C) rows of this rank's tokens, in the order of experts
+    float* own_values = nullptr;      // (Rr K)
+    float* held_dweight = nullptr;    // (M)
+    std::int32_t* counts = nullptr;   // (ranks, E)
+
+    void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
+};
+
+struct LayerScratch {
+    AttentionScratch attention;
+    MlpScratch mlp;           // if the model has no experts
+    ExpertsScratch experts;   // else
+
+    void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
+};
