@@ -86,7 +86,7 @@ public:
           options_(with_sizes(problem, options)),
           stage_(problem.reference.table.config(), options_, arena_, stream_.get()),
           pipeline_(stage_, arena_) {
-        stage_.initialize(0);   // padding as the program has it
+        initialize_parameters(stage_.parameters(), 0, stage_.stream());   // padding as the program has it
         stage_.set_sequence_share(1.0f / static_cast<float>(problem.B));
         for (int i = 0; i < stage_.table().size(); i++) {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
@@ -230,7 +230,7 @@ TEST_CASE("gpt: golden data: logits, losses and every gradient, with both attent
     for (AttentionKind kind : attention_kinds(problem)) {
         INFO("attention ", static_cast<int>(kind));
         Runner runner(problem, test_options(kind));
-        CHECK(runner.stage().attention() == kind);
+        CHECK(runner.stage().attention().kind() == kind);
         CHECK(relative_error(runner.logits(), golden.logits) < parity);
         const Outcome outcome = runner.run();
         CHECK(relative_error(outcome.losses, golden.losses) < parity);
@@ -649,7 +649,7 @@ namespace {
 struct StageOfThree {
     StageOfThree(const Problem& problem, int pp, cudaStream_t stream)
         : stage(problem.reference.table.config(), options(problem, pp), arena, stream), pipeline(stage, arena) {
-        stage.initialize(0);
+        initialize_parameters(stage.parameters(), 0, stage.stream());
         for (int i = 0; i < stage.table().size(); i++) {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
             upload_tensor<floatX>(stage.parameters(), i, std::vector<float>(values.begin(), values.end()), stream);
@@ -872,7 +872,7 @@ TEST_CASE(
     OwnedStream stream;
     Arena arena;
     Stage stage(problem.reference.table.config(), options, arena, stream.get());
-    stage.initialize(42);
+    initialize_parameters(stage.parameters(), 42, stage.stream());
     const RankSizes& sizes = stage.sizes();
     CHECK(sizes.V == sizes.Vp);
     BatchBuffer batch(arena, sizes.B, sizes.T, sizes.V, sizes.first_token);
@@ -893,7 +893,7 @@ TEST_CASE("gpt: a rank reads its own tokens of a sequence, not those of other cp
     OwnedStream stream;
     Arena arena;
     Stage stage(problem.reference.table.config(), options, arena, stream.get());
-    stage.initialize(42);
+    initialize_parameters(stage.parameters(), 42, stage.stream());
     CHECK(stage.tokens() == 16);
     Pipeline(stage, arena)
         .forward(

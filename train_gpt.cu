@@ -5,7 +5,7 @@
 //   llmc/cli/command_line.h  the command line         llmc/process/world.h  this process among the others
 //   llmc/run/run_inputs.h    the inputs of a run      llmc/data/loader.h    token files and the sample order
 //   llmc/run/trainer.h       the training loop        llmc/run/step.h       one step of it
-//   llmc/model/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
+//   llmc/model/stage/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
 #include <cuda_runtime.h>
@@ -120,7 +120,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
 
     // tables printed before the first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
-    log.block(settings_table(options, {name_of_device(), precision_name, peak, stage.attention(), inputs.origin(),
+    log.block(settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
                                        inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
     log.line("device memory:");
     log.block(arena.table());

@@ -8,7 +8,7 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/tokenizer/tokenizer.h"
 

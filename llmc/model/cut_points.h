@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "llmc/model/activations.h"
+#include "llmc/model/memory/activations.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/linear.h"

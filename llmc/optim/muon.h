@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/training_groups.h"
 

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/training_groups.h"
 

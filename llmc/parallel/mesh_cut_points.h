@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/process/world.h"
 
 // Makes the cut points of a stage with these options; they must outlive the stage. Null if one device has all that they

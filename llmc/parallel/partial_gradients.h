@@ -11,7 +11,7 @@
 
 #include <memory>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/parallel/training_groups.h"
 
 class PartialGradients {

@@ -126,7 +126,7 @@ bool Pipeline::reads_batch(const Action& action, Purpose purpose) const {
 
 // True if another chunk takes this chunk's output, on this rank or through a link.
 bool Pipeline::hands_on(int chunk) const {
-    if (chunk + 1 < stage_.chunks() && stage_.follows(chunk + 1)) return true;
+    if (chunk + 1 < stage_.chunks() && stage_.micro_batches().follows(chunk + 1)) return true;
     return !stage_.chunk(chunk).head && output_.group != nullptr;
 }
 
@@ -139,7 +139,7 @@ void Pipeline::carry_out(const Action& action, const Batch& batch, Purpose purpo
         case Action::Kind::forward:
             stage_.forward(chunk, micro_batch, batch, purpose);
             if (head && purpose == Purpose::loss) losses_made();
-            if (purpose != Purpose::training && !hands_on(chunk)) stage_.release(chunk, micro_batch);
+            if (purpose != Purpose::training && !hands_on(chunk)) stage_.micro_batches().release(chunk, micro_batch);
             break;
         case Action::Kind::backward_input:
             stage_.backward_input(chunk, micro_batch, batch, dloss);
@@ -155,7 +155,7 @@ void Pipeline::receive(const Link& link, const BoundaryTensor& boundary, const A
     const cudaStream_t stream = link.stream->get();
     boundary.used.wait(stream);
     link.group->about(action.micro_batch, action.chunk);
-    link.group->receive(boundary.data, static_cast<std::size_t>(stage_.boundary_elements()), 0, stream);
+    link.group->receive(boundary.data, static_cast<std::size_t>(stage_.micro_batches().boundary_elements()), 0, stream);
     boundary.used.record(stream);
 }
 
@@ -165,25 +165,25 @@ void Pipeline::send(const Link& link, const floatX* data, const OwnedEvent& sent
     computed_.record(stage_.stream());
     computed_.wait(stream);
     link.group->about(action.micro_batch, action.chunk);
-    link.group->send(data, static_cast<std::size_t>(stage_.boundary_elements()), 1, stream);
+    link.group->send(data, static_cast<std::size_t>(stage_.micro_batches().boundary_elements()), 1, stream);
     sent.record(stream);
 }
 
 void Pipeline::transfer(const Action& action, Purpose purpose) {
     const auto& [kind, chunk, micro_batch] = action;
-    if (kind == Action::Kind::receive_input) receive(input_, stage_.input(chunk, micro_batch), action);
+    if (kind == Action::Kind::receive_input) receive(input_, stage_.micro_batches().input(chunk, micro_batch), action);
     if (kind == Action::Kind::receive_output_gradient) {
-        receive(output_gradient_, stage_.output_gradient(chunk, micro_batch), action);
+        receive(output_gradient_, stage_.micro_batches().output_gradient(chunk, micro_batch), action);
     }
     if (kind == Action::Kind::send_output) {
-        const Stage::Output output = stage_.output(chunk, micro_batch);
+        const MicroBatches::Output output = stage_.micro_batches().output(chunk, micro_batch);
         send(output_, output.data, output.sent, action);
-        if (purpose != Purpose::training) stage_.release(chunk, micro_batch);
+        if (purpose != Purpose::training) stage_.micro_batches().release(chunk, micro_batch);
     }
     if (kind == Action::Kind::send_input_gradient) {
-        const BoundaryTensor& gradient = stage_.input_gradient(chunk, micro_batch);
+        const BoundaryTensor& gradient = stage_.micro_batches().input_gradient(chunk, micro_batch);
         send(input_gradient_, gradient.data, gradient.used, action);
-        stage_.release_input_gradient(chunk, micro_batch);
+        stage_.micro_batches().release_input_gradient(chunk, micro_batch);
     }
 }
 
@@ -206,5 +206,5 @@ void Pipeline::run(const PipelineSchedule& schedule, const Read& read, Purpose p
         buffers_.give_back(batches_.at(action.micro_batch));
         batches_.erase(action.micro_batch);
     }
-    ENSURE(stage_.nothing_in_flight(), "a schedule that leaves micro-batches in flight");
+    ENSURE(stage_.micro_batches().none(), "a schedule that leaves micro-batches in flight");
 }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/parallel/schedule.h"
 #include "llmc/parallel/training_groups.h"
 

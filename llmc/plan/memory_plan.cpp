@@ -35,7 +35,7 @@ AttentionKind counted_attention(const Options& options) {
     return runs ? asked : AttentionKind::auto_;
 }
 void count_library_workspace(Stage& stage) {
-    if (stage.attention() == AttentionKind::library) stage.use_attention(AttentionKind::library);
+    if (stage.attention().kind() == AttentionKind::library) stage.attention().use(AttentionKind::library);
 }
 
 // Counts the memory of any rank, alone, in a World whose other ranks are only planned.

@@ -13,7 +13,7 @@ double taken(Options options, const ModelConfig& config, Recompute level, TestRa
     options.recompute = level;
     Arena arena;
     RunParts parts(options, config, rank.world, arena, rank.stream);
-    parts.stage.initialize(1);
+    initialize_parameters(parts.stage.parameters(), 1, parts.stage.stream());
     parts.make_step(options, arena);
     return static_cast<double>(arena.high_water());
 }

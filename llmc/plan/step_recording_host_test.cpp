@@ -53,7 +53,7 @@ std::vector<Recorded> really_recorded(const PlannedRun& run) {
         World alone;   // a run of one rank has no communicators
         World& world = run.mesh.size() == 1 ? alone : me.world;
         RunParts parts(run.options, run.config, world, arena, me.stream);
-        parts.stage.initialize(1);
+        initialize_parameters(parts.stage.parameters(), 1, parts.stage.stream());
         Step& step = parts.make_step(run.options, arena);
         const PipelineSchedule schedule = run.options.pp > 1 ? schedule_of_stage(run.options, me.world.at().pp)
                                                              : one_stage_schedule(run.options.micro_steps());

@@ -106,7 +106,7 @@ RunState Trainer::state_now(AfterStep next) const {
     state.windows = parts_.train_tokens.windows();
     state.loss_outliers = loss_outliers_.state();
     state.norm_outliers = norm_outliers_.state();
-    state.attention = parts_.step.stage().attention();
+    state.attention = parts_.step.stage().attention().kind();
     state.next = next;
     state.bad_steps = bad_steps_;
     state.best_val_loss = best_val_loss_;

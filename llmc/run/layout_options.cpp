@@ -168,6 +168,27 @@ void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig&
     stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks, stage.documents);
 }
 
+// Returns a line for people: the sets of activations, boundary buffers and memory of delayed gradients that the
+// schedule needs.
+static std::string memory_by_schedule(const Stage& stage) {
+    const RankSizes& sizes = stage.sizes();
+    const InFlight& most = stage.options().in_flight;
+    std::int64_t layers = 0;
+    for (const Chunk& chunk : stage.options().chunks) layers = std::max(layers, chunk.layers.size());
+    auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+    auto set_bytes = [&](Recompute level) { return activation_set_bytes(sizes, static_cast<int>(layers), level); };
+    const std::int64_t set = set_bytes(stage.options().recompute), made_again = set_bytes(Recompute::none) - set;
+    const std::int64_t boundary = sizes.residual_elements() * static_cast<std::int64_t>(sizeof(floatX));
+    std::string line =
+        formatted("  by the schedule: %d sets of activations of %.2f MiB, %d + %d boundaries of %.2f MiB",
+                  most.activations, mebibytes(set), most.inputs, most.gradients, mebibytes(boundary));
+    if (most.delayed > 0 && made_again > 0) {
+        line += formatted(", %d x %.2f MiB of what is computed again, for delayed gradients of weights", most.delayed,
+                          mebibytes(made_again));
+    }
+    return line;
+}
+
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
                             Agreement& agreement) {
     const int stage_0_adds = warmup_sets(options.with_batch(options.tokens_by_step().largest()), 0);
@@ -177,7 +198,7 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
         if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
     }
     const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
-    return stage.memory_by_schedule() +
+    return memory_by_schedule(stage) +
            (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
                              : std::string()) +
            formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stopping/agreement.h"
 

@@ -151,7 +151,7 @@ struct RankOfRun {
                            ? make_expert_ranks(*its_world, stage_options(given, place, nullptr), model_config(given))
                            : nullptr),
           model(model_config(given), stage_options(given, place, cut_points.get(), expert_ranks.get()), arena, stream) {
-        model.initialize(options.seed);
+        initialize_parameters(model.parameters(), options.seed, model.stream());
         OptimizerOptions how;
         how.optimizer = options.optimizer;
         how.lr = options.lr;

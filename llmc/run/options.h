@@ -8,7 +8,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
-#include "llmc/model/activations.h"
+#include "llmc/model/memory/activations.h"
 #include "llmc/optim/batch_schedule.h"
 #include "llmc/optim/lr_schedule.h"
 #include "llmc/optim/optimizer.h"

@@ -68,7 +68,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw, std::vector<Matmu
         options.comm_sms = 16;
         options.place = {me.world.mesh(), me.world.at(), zero};
         Stage model(custom_model_config(layers, 2, 64, T, 97), options, me.arena, me.stream);
-        model.initialize(1);
+        initialize_parameters(model.parameters(), 1, model.stream());
         Communicator* group = me.world.group(zero_axes);
         const TrainingGroups groups{group, &me.all, group};
         Step step(model, {}, me.arena, groups);

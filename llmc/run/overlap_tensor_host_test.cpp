@@ -60,7 +60,7 @@ std::vector<host::Recording> record_step(int chunks, bool sequence_parallel, Fla
         options.cut_points = &cut_points;
         options.matmul.workspace_bytes = 1 << 16;
         Stage model(custom_model_config(layers, ranks, C, T, 97), options, me.arena, me.stream);
-        model.initialize(1);
+        initialize_parameters(model.parameters(), 1, model.stream());
         Step step(model, {}, me.arena, groups);
         auto read = [](int, const MicroBatch& to) {
             for (std::size_t i = 0; i < to.tokens.size(); i++) {

@@ -68,12 +68,12 @@ Measured measure(const Layout& layout) {
         OwnedStream stream;
         Arena arena;
         Stage stage(model(layout), Rank::options(layout, {at, 0, 0, 0}), arena, stream.get());
-        stage.initialize(seed);
+        initialize_parameters(stage.parameters(), seed, stage.stream());
         BatchBuffer batch(arena, stage.sizes().B, stage.sizes().T, stage.sizes().V);
         const std::vector<int> tokens(static_cast<std::size_t>(stage.tokens()), 5);
         batch.upload(tokens, tokens, stream.get());
-        result.border_bytes = static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.boundary_elements());
-        const std::size_t boundary = sizeof(floatX) * static_cast<std::size_t>(stage.boundary_elements());
+        result.border_bytes = static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.micro_batches().boundary_elements());
+        const std::size_t boundary = sizeof(floatX) * static_cast<std::size_t>(stage.micro_batches().boundary_elements());
         auto zero = [&](const BoundaryTensor& memory) {
             CUDA_CHECK(cudaMemsetAsync(memory.data, 0, boundary, stream.get()));
         };
@@ -90,7 +90,7 @@ Measured measure(const Layout& layout) {
         };
         for (int chunk = 0; chunk < stage.chunks(); chunk++) {
             ActionCosts& costs = result.costs.pieces[static_cast<std::size_t>(chunk * stages + at)];
-            if (!stage.chunk(chunk).embedding) zero(stage.input(chunk, 0));
+            if (!stage.chunk(chunk).embedding) zero(stage.micro_batches().input(chunk, 0));
             costs.forward = flops([&] { stage.forward(chunk, 0, batch.batch(), Purpose::training); });
             if (!stage.chunk(chunk).head) zero(stage.output_gradient(chunk, 0));
             costs.input = flops([&] { stage.backward_input(chunk, 0, batch.batch(), 1.0f); });

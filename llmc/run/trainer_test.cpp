@@ -88,7 +88,7 @@ struct TestRun {
     void log_to(std::FILE* out) { log.emplace(true, out, out); }
 
     explicit TestRun(const ModelConfig& of = tiny_model()) : config(of) {
-        model.initialize(options.seed);
+        initialize_parameters(model.parameters(), options.seed, model.stream());
         step.emplace(model, OptimizerOptions{}, arena);
     }
     ~TestRun() { std::fclose(nowhere); }
@@ -534,7 +534,7 @@ void check_wait_for_copy(clockid_t clock) {
     StageOptions shape;
     shape.B = 1, shape.T = 16;
     Stage model(custom_model_config(2, 4, 512, 16, 2048), shape, arena, stream.get());
-    model.initialize(1);
+    initialize_parameters(model.parameters(), 1, model.stream());
     Step step(model, OptimizerOptions{}, arena);
     const Gatherer gatherer(model.storage(), nullptr, false, arena, stream.get());
     HostTensors memory(tensors_of(step), gatherer);
@@ -877,7 +877,7 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
             StageOptions shape;
             shape.B = 8, shape.T = 64, shape.recompute = recompute, shape.attention = attention;
             Stage model(custom_model_config(3, 2, 128, 64, 1000), shape, arena, stream.get());
-            model.initialize(1);
+            initialize_parameters(model.parameters(), 1, model.stream());
             Step step(model, OptimizerOptions{}, arena);
             step.gradients(
                 one_stage_schedule(1),

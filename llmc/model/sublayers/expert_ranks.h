@@ -9,7 +9,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/experts/row_sequences.h"
-#include "llmc/model/activations.h"
+#include "llmc/model/memory/activations.h"
 
 class ExpertRanks {
 public:

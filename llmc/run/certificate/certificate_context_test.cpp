@@ -71,7 +71,7 @@ TEST_CASE("shared sequences: where there is a ring its hop and its attention are
         const int cp = ranks, ulysses = of_ulysses;
         const Layout layout = layout_of(cp, ulysses, 1, 0, 1, 48, 4);
         on_layout(layout, [&](Rank& rank, TestRank& me) {
-            const std::optional<RingTimes> times = rank.stage().time_ring();
+            const std::optional<RingTimes> times = rank.stage().attention().time_ring();
             me.require(times.has_value() == (cp > ulysses), "measured");
             me.require(!times || (times->hop_s > 0 && times->block_s > 0), "in no time");
             const std::string doubt = doubt_about_ring(rank.stage(), me.world);
@@ -112,7 +112,7 @@ LongRun run_step(int cp, int T, bool timed) {
         const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
         options.cut_points = cut_points.get();
         Stage model(config, options, me.arena, me.stream);
-        model.initialize(1);
+        initialize_parameters(model.parameters(), 1, model.stream());
         TrainingGroups groups = training_groups(me.world);
         if (cp == 1) groups.zero = groups.stage = groups.all;
         Step step(model, {}, me.arena, groups);

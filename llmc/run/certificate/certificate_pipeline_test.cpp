@@ -216,9 +216,9 @@ TEST_CASE("pipeline: gradients of weights before those of inputs are a bug that 
     OwnedStream stream;
     Arena arena;
     Stage stage(model(layout), Rank::options(layout, {1, 0, 0, 0}), arena, stream.get());
-    stage.initialize(seed);
-    const BoundaryTensor& input = stage.input(0, 1);
-    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(stage.boundary_elements());
+    initialize_parameters(stage.parameters(), seed, stage.stream());
+    const BoundaryTensor& input = stage.micro_batches().input(0, 1);
+    const std::size_t bytes = sizeof(floatX) * static_cast<std::size_t>(stage.micro_batches().boundary_elements());
     CUDA_CHECK(cudaMemsetAsync(input.data, 0, bytes, stream.get()));
     stage.forward(0, 1, Batch{}, Purpose::training);
     std::string found;
@@ -244,9 +244,9 @@ TEST_CASE("certificate: an activation slot that is given away before the gradien
                 input->set_tap([&, arrived = 0](const CommCall& call, const Communicator::Make& make) mutable {
                     make(call);
                     if (++arrived != 3) return;
-                    const Stage::Output slot = rank.stage().output(0, 1);
+                    const MicroBatches::Output slot = rank.stage().micro_batches().output(0, 1);
                     const std::size_t bytes =
-                        sizeof(floatX) * static_cast<std::size_t>(rank.stage().boundary_elements());
+                        sizeof(floatX) * static_cast<std::size_t>(rank.stage().micro_batches().boundary_elements());
                     CUDA_CHECK(cudaMemsetAsync(const_cast<floatX*>(slot.data), 0, bytes, rank.stage().stream()));
                 });
             }

@@ -195,7 +195,7 @@ public:
           expert_ranks_(world ? make_expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
           choices_(know_choices(at)),
           model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
-        model_.initialize(seed);
+        initialize_parameters(model_.parameters(), seed, model_.stream());
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
         adam.master_weights = layout.master_weights;

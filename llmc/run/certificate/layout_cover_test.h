@@ -6,7 +6,7 @@
 #include <bitset>
 #include <set>
 
-#include "llmc/model/activations.h"
+#include "llmc/model/memory/activations.h"
 #include "llmc/run/certificate/certificate_test.h"
 
 namespace certificate {

@@ -8,7 +8,7 @@ namespace {
 std::string take_on_all(Stage& model, AttentionKind kind, World& world) {
     std::string why_not;
     try {
-        model.use_attention(kind);
+        model.attention().use(kind);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::no_device) throw;
         why_not = error.message();
@@ -21,15 +21,15 @@ std::string take_on_all(Stage& model, AttentionKind kind, World& world) {
     const bool by_any = refused.download(model.stream())[0] != 0;
     world.synchronised();
     if (!by_any || !why_not.empty()) return why_not;
-    model.use_attention(AttentionKind::own);
+    model.attention().use(AttentionKind::own);
     return "another rank cannot use it";
 }
 
 }   // namespace
 
 std::string take_faster_attention(Stage& model, World& world) {
-    Stage::FasterAttention faster{model.attention(), ""};
-    if (world.is_first()) faster = model.faster_attention();
+    StageAttention::Fastest faster{model.attention().kind(), ""};
+    if (world.is_first()) faster = model.attention().fastest();
     if (world.all() != nullptr) {
         Arena arena;
         const auto shared = arena.allocate<std::int32_t>("attention/choice", 1);
@@ -49,17 +49,17 @@ static std::string settled(Stage& model, AttentionKind asked, AttentionKind earl
         const std::string why_not = take_on_all(model, earlier, world);
         return why_not.empty() ? "" : "another attention than before: " + why_not;
     }
-    if (model.attention_is_open()) {
+    if (model.attention().is_open()) {
         if (const std::string why = take_faster_attention(model, world); !why.empty()) return why;
     }
-    const std::string why_not = model.library_attention_refusal();
-    const char* own = model.attention() == AttentionKind::own_sm90 ? "own-sm90" : "own";
+    const std::string why_not = model.attention().library_refusal();
+    const char* own = model.attention().kind() == AttentionKind::own_sm90 ? "own-sm90" : "own";
     return why_not.empty() ? "" : text(own, " attention is used, because the library cannot serve: ", why_not);
 }
 
 std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
     std::string words = settled(model, asked, earlier, world);
-    if (model.sizes().documents && sizeof(floatX) == 2 && model.attention() == AttentionKind::own) {
+    if (model.sizes().documents && sizeof(floatX) == 2 && model.attention().kind() == AttentionKind::own) {
         words += text(words.empty() ? "" : "; ",
                       "own attention runs on fp32 multiply-adds: tensor-core kernels have no mask of documents");
     }
@@ -68,7 +68,7 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
 
 std::string doubt_about_ring(Stage& model, World& world) {
     if (model.sizes().documents) return "";   // the work that masks leave per block is not known beforehand
-    const std::optional<RingTimes> times = model.time_ring();
+    const std::optional<RingTimes> times = model.attention().time_ring();
     if (!times) return "";
     world.synchronised();
     const int unit = sequence_unit(world.mesh().cp, model.sizes().residual_parts);

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/process/world.h"
 
 // Settles the attention on all ranks. `earlier`: the one that the resumed run used, or auto_. Collective. Returns an

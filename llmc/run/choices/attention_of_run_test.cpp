@@ -28,7 +28,7 @@ TEST_CASE("attention of a run: what is asked for by name comes before what an ea
     on_ranks(1, [](TestRank& rank) {
         TestModel own(AttentionKind::own, rank.stream);
         const std::string why_not = settle_attention(own.model, AttentionKind::own, AttentionKind::library, rank.world);
-        rank.require(why_not.empty() && own.model.attention() == AttentionKind::own, "own was asked for");
+        rank.require(why_not.empty() && own.model.attention().kind() == AttentionKind::own, "own was asked for");
     });
 }
 
@@ -36,11 +36,11 @@ TEST_CASE("attention of a run: auto goes on with what the run used before") {
     on_ranks(1, [](TestRank& rank) {
         TestModel test(AttentionKind::auto_, rank.stream);
         settle_attention(test.model, AttentionKind::auto_, AttentionKind::own, rank.world);
-        rank.require(test.model.attention() == AttentionKind::own, "the run used own");
-        rank.require(!test.model.attention_is_open(), "what was taken is settled");
+        rank.require(test.model.attention().kind() == AttentionKind::own, "the run used own");
+        rank.require(!test.model.attention().is_open(), "what was taken is settled");
         if (!library_serves()) return;
         settle_attention(test.model, AttentionKind::auto_, AttentionKind::library, rank.world);
-        rank.require(test.model.attention() == AttentionKind::library, "the run used the library's");
+        rank.require(test.model.attention().kind() == AttentionKind::library, "the run used the library's");
     });
 }
 
@@ -50,10 +50,10 @@ TEST_CASE("attention of a run: a library that this machine lacks is said, and ow
         TestModel test(AttentionKind::auto_, rank.stream);
         const std::string why_not =
             settle_attention(test.model, AttentionKind::auto_, AttentionKind::library, rank.world);
-        rank.require(!why_not.empty() && test.model.attention() == AttentionKind::own, "no library: ", why_not);
+        rank.require(!why_not.empty() && test.model.attention().kind() == AttentionKind::own, "no library: ", why_not);
         TestModel fresh(AttentionKind::auto_, rank.stream);   // a new run
         const std::string why = settle_attention(fresh.model, AttentionKind::auto_, AttentionKind::auto_, rank.world);
-        rank.require(why.find(fresh.model.library_attention_refusal()) != std::string::npos, "auto says why: ", why);
+        rank.require(why.find(fresh.model.attention().library_refusal()) != std::string::npos, "auto says why: ", why);
     });
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("attention of a run: what has no mask of documents is not taken, and i
         rank.require(on_multiply_adds == (sizeof(floatX) == 2), words);
         bool refused = false;
         try {
-            test.model.use_attention(AttentionKind::own_sm90);
+            test.model.attention().use(AttentionKind::own_sm90);
         } catch (const Error& error) {
             refused = error.message().find("no mask of documents") != std::string::npos;
         }
@@ -77,15 +77,16 @@ TEST_CASE("attention of a run: what has no mask of documents is not taken, and i
 TEST_CASE("attention of a run: the faster one is measured on rank 0 and taken by all") {
     on_ranks(2, [](TestRank& rank) {
         TestModel test(AttentionKind::auto_, rank.stream);
-        if (rank.rank() == 1) test.model.use_attention(AttentionKind::own);
+        if (rank.rank() == 1) test.model.attention().use(AttentionKind::own);
         take_faster_attention(test.model, rank.world);
-        const auto taken = rank.on_device(std::vector<std::int32_t>{static_cast<std::int32_t>(test.model.attention())});
+        const auto taken =
+            rank.on_device(std::vector<std::int32_t>{static_cast<std::int32_t>(test.model.attention().kind())});
         const auto first = rank.on_device(std::vector<std::int32_t>{0});
         if (rank.rank() == 0) first.upload(taken.download(rank.stream), rank.stream);
         rank.all.broadcast(first.data(), 1, 0, rank.stream);
         rank.require(taken.download(rank.stream) == first.download(rank.stream), "took another one than rank 0");
-        rank.require(
-            !library_serves() || !LibraryAttention::surely_faster() || test.model.attention() == AttentionKind::library,
-            "the library is faster where own attention runs models of instructions");
+        rank.require(!library_serves() || !LibraryAttention::surely_faster() ||
+                         test.model.attention().kind() == AttentionKind::library,
+                     "the library is faster where own attention runs models of instructions");
     });
 }

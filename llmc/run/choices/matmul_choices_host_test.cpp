@@ -69,7 +69,7 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
             };
         }
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape, me.arena, me.stream);
-        model.initialize(options.seed);
+        initialize_parameters(model.parameters(), options.seed, model.stream());
         Step step(model, {}, me.arena, training_groups(me.world));
         prepare(me.rank(), model.matmul());
         StopSignals signals;

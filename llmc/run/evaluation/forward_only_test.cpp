@@ -22,7 +22,7 @@ Losses losses_of(StageOptions options) {
     OwnedStream stream;
     Arena arena;
     Stage stage(config, options, arena, stream.get());
-    stage.initialize(42);
+    initialize_parameters(stage.parameters(), 42, stage.stream());
     Step step(stage, OptimizerOptions{}, arena);
     auto read = [](int, const MicroBatch& to) {
         for (std::size_t i = 0; i < to.tokens.size(); i++) {
@@ -82,7 +82,7 @@ TEST_CASE("sm90: evaluate: a stage without backward has no workspace for that of
         options.backward = backward;
         Arena arena;
         const Stage stage(custom_model_config(1, 2, 64, 16, 61), options, arena, stream.get());
-        CHECK(stage.attention() == AttentionKind::own_sm90);
+        CHECK(stage.attention().kind() == AttentionKind::own_sm90);
         const auto of_attention = [](const Allocation& one) { return one.name == "workspace/attention"; };
         CHECK(std::ranges::count_if(arena.allocations(), of_attention) == (backward ? 1 : 0));
     }

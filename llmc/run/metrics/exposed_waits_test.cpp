@@ -77,7 +77,7 @@ TEST_CASE("exposed waits: a rank that comes late to a group shows in that group'
         on_ranks(run.mesh, [&](TestRank& me) {
             Arena arena;
             RunParts parts(run.options, run.config, me.world, arena, me.stream);
-            parts.stage.initialize(1);
+            initialize_parameters(parts.stage.parameters(), 1, parts.stage.stream());
             parts.make_step(run.options, arena);
             ExposedWaits exposed(parts.stage.stream());
             double with = 0, without = 0, pause = 0.1;

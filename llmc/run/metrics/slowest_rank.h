@@ -18,7 +18,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/pinned.h"
 #include "llmc/base/stream.h"
-#include "llmc/model/stage.h"
+#include "llmc/model/stage/stage.h"
 #include "llmc/process/comm.h"
 #include "llmc/run/metrics/metrics.h"
 

@@ -73,7 +73,7 @@ TEST_CASE("slowest_rank: a rank that reads slowly is named under every stage of 
                 options.B = 2, options.T = 16;
                 options.place = {me.world.mesh(), me.world.at(), zero};
                 Stage model(custom_model_config(2, 2, 32, 16, 61), options, me.arena, me.stream);
-                model.initialize(1);
+                initialize_parameters(model.parameters(), 1, model.stream());
                 Step step(model, {}, me.arena, training_groups(me.world));
                 Found found;
                 for (int attempt = 1; attempt <= 20; attempt++) {   // a busy machine may delay any rank

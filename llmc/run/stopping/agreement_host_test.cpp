@@ -66,7 +66,7 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         options.val_every = 2, options.val_max_batches = 120, options.sample_every = 0, options.output_dir = output;
         fit_to_ranks(options, 3);
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
-        model.initialize(options.seed);
+        initialize_parameters(model.parameters(), options.seed, model.stream());
         Step step(model, {}, me.arena, groups_of(me));
         std::vector<std::unique_ptr<Evaluation>> evaluations;
         evaluations.push_back(std::make_unique<Evaluation>(step, questions(20)));
@@ -98,7 +98,7 @@ TEST_CASE("agreement: votes to stop reach every rank, with a step's sums and bet
     for (int zero : {0, 3}) {
         on_ranks(3, [&](TestRank& me) {
             Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
-            model.initialize(1);
+            initialize_parameters(model.parameters(), 1, model.stream());
             Step step(model, {}, me.arena, groups_of(me));
             auto read = [](int, const MicroBatch& to) {
                 std::fill(to.tokens.begin(), to.tokens.end(), 1);
@@ -130,7 +130,7 @@ TEST_CASE("evaluation: ranks that share the questions answer as many right as on
                 int right = -1;
                 on_ranks(ranks, [&](TestRank& me) {
                     Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, zero), me.arena, me.stream);
-                    model.initialize(9);
+                    initialize_parameters(model.parameters(), 9, model.stream());
                     Step step(model, {}, me.arena, groups_of(me));
                     Evaluation evaluation(step, questions(count));
                     const StopSignals signals;
@@ -164,7 +164,7 @@ TEST_CASE("evaluation: ranks that share a question's tokens answer as many right
             const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
             options.cut_points = cut_points.get();
             Stage model(custom_model_config(2, 2, 32, T, vocab), options, me.arena, me.stream);
-            model.initialize(9);
+            initialize_parameters(model.parameters(), 9, model.stream());
             Step step(model, {}, me.arena, groups_of(me));
             Evaluation evaluation(step, questions(count));
             const StopSignals signals;
@@ -235,7 +235,7 @@ TEST_CASE("trainer: --check-replicas K ends the run within K steps of a bit that
                 options.check_replicas = every;
                 fit_to_ranks(options, ranks);
                 Stage model(custom_model_config(2, 2, 32, T, vocab), shape(me, 0), me.arena, me.stream);
-                model.initialize(options.seed);
+                initialize_parameters(model.parameters(), options.seed, model.stream());
                 Step step(model, {}, me.arena, groups_of(me));
                 // in the exponent of a moment, from 0 to 2: parameters would get their masters' values
                 if (me.rank() == 1) {

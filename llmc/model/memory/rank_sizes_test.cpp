@@ -1,5 +1,5 @@
 // Checks the part of a micro-batch and of the vocabulary that each rank of a mesh has.
-#include "llmc/model/rank_sizes.h"
+#include "llmc/model/memory/rank_sizes.h"
 
 #include <doctest/doctest.h>
 

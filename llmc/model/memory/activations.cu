@@ -1,4 +1,4 @@
-#include "llmc/model/activations.h"
+#include "llmc/model/memory/activations.h"
 
 #include <algorithm>
 

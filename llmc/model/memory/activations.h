@@ -13,7 +13,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
-#include "llmc/model/layer_memory.h"
+#include "llmc/model/memory/layer_memory.h"
 
 // Allocates named device memory and owns it.
 class Buffers {

@@ -1,4 +1,4 @@
-#include "llmc/model/layer_memory.h"
+#include "llmc/model/memory/layer_memory.h"
 
 #include <algorithm>
 

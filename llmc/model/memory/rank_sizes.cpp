@@ -1,4 +1,4 @@
-#include "llmc/model/rank_sizes.h"
+#include "llmc/model/memory/rank_sizes.h"
 
 #include <numeric>
 

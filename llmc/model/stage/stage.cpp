@@ -1,0 +1,298 @@
+#include "llmc/model/stage/stage.h"
+
+#include <algorithm>
+
+namespace {
+
+void check_options(const ModelConfig& config, const StageOptions& options) {
+    if (options.B < 1) {
+        throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " sequences"),
+                    "--micro-batch must be at least 1.");
+    }
+    if (options.T < 1 || options.T > config.max_seq_len) {
+        throw Error(
+            ErrorKind::usage,
+            text("sequences of ", options.T, " tokens do not fit a model of ", config.max_seq_len, " positions"),
+            text("--seq-len must be between 1 and ", config.max_seq_len, "."));
+    }
+    check_tensor_parallel(config, options.place.mesh, options.sequence_parallel, options.B, options.T);
+    const std::int64_t widest = std::max(
+        std::max(config.mlp_width(), config.experts_per_token() * config.expert_width()), config.padded_vocab_size);
+    if (std::int64_t{options.B} * options.T > INT32_MAX / 2 || widest > INT32_MAX / 2) {
+        throw Error(ErrorKind::usage, text("a micro-batch of ", options.B, " x ", options.T, " tokens"),
+                    "Lower --micro-batch.");
+    }
+}
+
+StageUnits units_of(const std::vector<Chunk>& chunks) {
+    StageUnits units{{}, false, false};
+    for (const Chunk& chunk : chunks) {
+        units.chunks.push_back(chunk.layers);
+        units.embedding = units.embedding || chunk.embedding;
+        units.head = units.head || chunk.head;
+    }
+    return units;
+}
+
+AnyGradients make_gradients(const StageOptions& options, Arena& arena, const ParamStorage& storage,
+                            cudaStream_t stream) {
+    if (!options.backward) return Gradients<float>();
+    const DType type = options.grad_dtype;
+    if (type == DType::fp32) return Gradients<float>(arena, storage, stream);
+#if defined(PRECISION_BF16)
+    return Gradients<bf16>(arena, storage, stream);
+#else
+    throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
+#endif
+}
+
+}   // namespace
+
+Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream)
+    : config_(config),
+      options_(options),
+      stream_(stream),
+      matmul_(arena, options.matmul),
+      router_bias_(config, arena, stream) {
+    check_options(config, options);
+    if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
+    storage_ = std::make_unique<ParamStorage>(ParamTable(config), options.place, units_of(options_.chunks));
+    parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
+    unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
+                     ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
+                     : parameters_;
+    gradients_.emplace(make_gradients(options, arena, *storage_, stream));
+
+    sizes_ = sizes_of(options.B, options.T);
+    max_rows_ = sizes_.rows();
+    const int classifier_rows = options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_)
+                                                            : classifier_chunk_rows(max_rows_, sizes_.Vp);
+    const bool head = std::ranges::any_of(options_.chunks, &Chunk::head);
+    if (!options_.chunks.front().embedding) {   // one buffer at least, to receive the input
+        options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
+    }
+    if (!options.backward) options_.in_flight = {1, 0, 0, options_.in_flight.inputs, 1};
+    const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
+    const std::int64_t norm_bytes = !shards_gradients ? 0 : options.grad_dtype == DType::fp32 ? 4 : 2;
+    micro_batches_.emplace(arena, options_.chunks, sizes_, options.recompute, options_.in_flight, norm_bytes, stream);
+    attention_choice_.emplace(options.attention, sizes_.attention(), arena,
+                              AttentionUse{context().ring_size() > 1, options.backward});
+    workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
+    tools_.emplace(StageTools{matmul_, *attention_choice_, options.cut_points ? *options.cut_points : one_device_,
+                              options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
+                              *workspace_, options.gelu_fusion, stream, options.z_loss});
+    tools_->router_bias = router_bias_.data();
+    if (config.experts > 0 && options.backward) {
+        expert_counts_ =
+            arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));
+        router_losses_ = arena.allocate<double>("experts/router losses", 2);
+        begin_expert_totals();
+        // without sequence parallelism tp ranks have the same tokens: the first one counts them
+        if (options.sequence_parallel || options.place.at.tp == 0) {
+            tools_->expert_totals = {expert_counts_.data(), router_losses_.data()};
+        }
+    }
+    tools_->cut_points.set_sizes(sizes_);
+    for (const Chunk& chunk : options_.chunks) {
+        if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
+        for (int layer = static_cast<int>(chunk.layers.begin); layer < static_cast<int>(chunk.layers.end); layer++) {
+            layers_.push_back({Layer(*tools_, unsharded_, layer), table().layer_unit(layer),
+                               slot_of(table().unit_params(table().layer_unit(layer)).front())});
+        }
+        if (chunk.head) head_.emplace(*tools_, unsharded_, classifier_rows);
+    }
+    attention_.emplace(*attention_choice_, *tools_, layers_[0].layer, micro_batches_->any_activations().layers[0]);
+    if (options.attention != AttentionKind::auto_) attention_->use(options.attention);
+}
+
+void Stage::begin_expert_totals() {
+    expert_counts_.zero(stream_);
+    router_losses_.zero(stream_);
+}
+
+RankSizes Stage::sizes_of(int B, int T) const {
+    RankSizes sizes = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
+    sizes.documents = options_.documents;
+    return sizes;
+}
+
+void Stage::set_batch_shape(int B, int T) {
+    ENSURE(B >= 1 && T >= 1 && T <= config_.max_seq_len &&
+               std::int64_t{B} * T <= std::int64_t{max_rows_} * options_.place.mesh.cp,
+           "a micro-batch of ", B, " x ", T, " tokens, room for ", max_rows_);
+    options_.B = B;
+    options_.T = T;
+    sizes_ = sizes_of(B, T);
+    tools_->cut_points.set_sizes(sizes_);
+}
+
+// Returns the layers of a chunk.
+std::span<const Stage::Placed> Stage::layers_of(int chunk_index) const {
+    std::size_t first = 0;
+    for (int i = 0; i < chunk_index; i++) first += static_cast<std::size_t>(chunk(i).layers.size());
+    return std::span(layers_).subspan(first, static_cast<std::size_t>(chunk(chunk_index).layers.size()));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parameters that actions read
+
+// Adds the use of the head. A tied classifier reads wte: the embedding's, or its own copy if another rank has the
+// embedding.
+void Stage::add_head_use(Uses& uses) const {
+    std::vector<int> slots{slot_of(table().index("ln_f.weight"))};
+    const int classifier = slot_of(table().classifier());
+    if (classifier != slots[0]) slots.insert(slots.begin(), classifier);
+    uses.push_back(std::move(slots));
+}
+
+void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
+    if (chunk(chunk_index).embedding) uses.push_back({slot_of(table().unit_params(table().embedding_unit()).back())});
+    for (const Placed& placed : layers_of(chunk_index)) uses.push_back({placed.slot});
+    if (chunk(chunk_index).head && purpose != Purpose::training) add_head_use(uses);
+}
+
+void Stage::add_backward_uses(Uses& uses, int chunk_index) const {
+    if (chunk(chunk_index).head) add_head_use(uses);
+    const std::span<const Placed> layers = layers_of(chunk_index);
+    for (std::size_t i = layers.size(); i-- > 0;) uses.push_back({layers[i].slot});
+}
+
+void Stage::begin_pass(const Uses& uses) const {
+    ENSURE(hooks_ || unsharded_.state() != StateKind::unsharded, "parameters are shared out, and nobody fetches them");
+    if (hooks_) hooks_->pass_begins(uses);
+}
+
+// Runs work that reads the parameters of the pass's next entry.
+template <class Work>
+void Stage::use(Direction direction, Work&& work) {
+    if (hooks_) hooks_->use_begins();
+    matmul_.leave_free(multiprocessors_beside(direction));
+    work();
+    if (hooks_) hooks_->use_ends();
+}
+
+// Returns how many multiprocessors to leave to communication beside the next work.
+int Stage::multiprocessors_beside(Direction direction) const {
+    const bool ring = direction == Direction::backward && context().ring_size() > 1;   // its last hop
+    const bool collectives = options_.place.mesh.tp > 1 || ring || (hooks_ && hooks_->communicates(direction));
+    return (collectives ? options_.comm_sms : 0) + options_.link_sms;
+}
+
+void Stage::gradients_begin(int slot) const {
+    if (hooks_) hooks_->gradients_begin(slot);
+}
+
+void Stage::gradients_ready(int slot) {
+    matmul_.add_bias_gradients(stream_);
+    std::visit([slot](auto& gradients) { gradients.unit_ready(slot); }, *gradients_);
+    if (hooks_) hooks_->gradients_ready(slot);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Actions
+
+bool Stage::forward_reads_batch(int chunk_index, Purpose purpose) const {
+    const Chunk& what = chunk(chunk_index);
+    return options_.documents || what.embedding || (what.head && purpose == Purpose::loss);
+}
+
+bool Stage::backward_reads_batch(int chunk_index) const {
+    return options_.documents || chunk(chunk_index).embedding || chunk(chunk_index).head;
+}
+
+void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
+    const MicroBatches::State& own =
+        micro_batches_->begin_forward(chunk_index, micro_batch, purpose == Purpose::training);
+    tools_->documents = batch.documents;
+    const Activations& a = *own.activations;
+    const std::span<const Placed> layers = layers_of(chunk_index);
+    if (chunk(chunk_index).embedding) {
+        use(Direction::forward, [&] { embedding_->forward(a.residual[0], batch); });
+        if (show_) show_(table().embedding_unit(), "encoded", a.residual[0], sizes_.residual_elements());
+    }
+    for (std::size_t i = 0; i < layers.size(); i++) {
+        use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
+        if (show_) show_layer(layers[i], a.layers[i], a.residual[i + 1]);
+    }
+    if (!chunk(chunk_index).head || purpose == Purpose::training) return;
+    use(Direction::forward, [&] {
+        if (purpose == Purpose::loss) head_->loss(a.residual[layers.size()], batch);
+        if (purpose == Purpose::logits) head_->final_norm(a.residual[layers.size()]);
+    });
+    if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), sizes_.residual_elements());
+}
+
+void Stage::show_layer(const Placed& placed, const LayerActivations& a, const floatX* out) const {
+    placed.layer.show(
+        [&](const char* name, const floatX* values, std::int64_t count) { show_(placed.unit, name, values, count); }, a,
+        out);
+}
+
+void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
+    const bool delays = options_.in_flight.delayed > 0;
+    const bool sends = options_.place.mesh.tp > 1 || context().ring_size() > 1;
+    MicroBatches::State& own = micro_batches_->begin_backward(chunk_index, micro_batch,
+                                                              delays  ? WeightGradients::at_schedule
+                                                              : sends ? WeightGradients::behind_collective
+                                                                      : WeightGradients::at_once);
+    tools_->documents = batch.documents;
+    const std::span<const Placed> layers = layers_of(chunk_index);
+    if (chunk(chunk_index).head) head_backward(own, own.activations->residual[layers.size()], batch, dloss);
+    for (std::size_t i = layers.size(); i-- > 0;) layer_backward(layers[i], i, own);
+    if (chunk(chunk_index).embedding) {
+        const int slot = slot_of(table().unit_params(table().embedding_unit()).back());
+        gradients_begin(slot);
+        embedding_->backward(own.dresidual->data, batch, *gradients_, own.weights);
+        gradients_ready(slot);
+    }
+    if (!delays) own.weights.drain();
+    micro_batches_->end_backward(chunk_index, micro_batch, delays);
+}
+
+void Stage::head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss) {
+    const int slot = slot_of(table().index("ln_f.weight"));
+    const int classifier = slot_of(table().classifier());
+    if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
+    gradients_begin(slot);
+    use(Direction::backward, [&] { head_->loss_and_backward(own.dresidual->data, out, batch, dloss, *gradients_); });
+    gradients_ready(slot);
+}
+
+// Runs backward of a chunk's layer i.
+void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own) {
+    const Activations& a = *own.activations;
+    const DelayedMemory* const delayed = own.delayed;
+    const int slot = placed.slot;
+    if (delayed != nullptr) {   // until then another unit may use this gradient memory
+        own.weights.add([this, slot] { gradients_begin(slot); });
+    } else {
+        gradients_begin(slot);
+    }
+    use(Direction::backward, [&] {
+        LayerActivations kept = a.layers[i];
+        std::optional<Layer::Delayed> late;
+        if (delayed != nullptr) {
+            kept = moved(kept, delayed->recomputed[i], sizes_);
+            late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
+        }
+        placed.layer.recompute(a.residual[i], kept, options_.recompute);
+        placed.layer.backward(own.dresidual->data, a.residual[i], kept, late ? &*late : nullptr, *gradients_,
+                              own.weights);
+    });
+    own.weights.then([this, slot] { gradients_ready(slot); });
+    // Recompute overwrites what waiting gradients read: run them now. Else the last ones hide the next layer's first
+    // collective.
+    if (delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
+}
+
+void Stage::backward_weight(int chunk_index, int micro_batch) { micro_batches_->run_delayed(chunk_index, micro_batch); }
+
+void Stage::keep_margins(float* margins) {
+    if (head_) head_->keep_margins(margins);
+}
+
+void Stage::logits(floatX* out, int first_row, int count) const {
+    ENSURE(first_row >= 0 && count >= 0 && first_row + count <= sizes_.rows(), "rows ", first_row, " + ", count, " of ",
+           sizes_.rows());
+    head_->logits(out, first_row, count);
+}

@@ -1,0 +1,63 @@
+#include "llmc/model/stage/stage_attention.h"
+
+#include <limits>
+
+#include "llmc/kernels/least_time.h"
+
+void StageAttention::use(AttentionKind kind) {
+    CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
+    if (kind == AttentionKind::own_sm90 && tools_.sizes.documents) {
+        throw Error(ErrorKind::no_device, "no own-sm90 attention: it has no mask of documents",
+                    "Use --attention own, or auto.");
+    }
+    try {
+        choice_.take(kind, tools_.sizes.attention());
+        choice_.prepare(layer_.forward_arguments(a_), layer_.backward_arguments(a_));
+    } catch (...) {
+        choice_.take(AttentionKind::own, tools_.sizes.attention());
+        throw;
+    }
+}
+
+StageAttention::Fastest StageAttention::fastest() const {
+    const AttentionShape shape = tools_.sizes.attention();
+    const cudaStream_t stream = tools_.stream;
+    std::vector<AttentionKind> candidates = choice_.candidates(shape);
+    if (shape.masks_documents) std::erase(candidates, AttentionKind::own_sm90);
+    Fastest fastest{AttentionKind::own, ""};
+    if (candidates.size() == 1) return fastest;
+    layer_.fill_randomly(a_);
+    double least = std::numeric_limits<double>::infinity();
+    for (const AttentionKind kind : candidates) {
+        try {
+            Arena scratch;
+            const AttentionChoice<floatX> attention(kind, shape, scratch);
+            const double seconds = least_seconds(
+                [&] {
+                    attention.forward(layer_.forward_arguments(a_), stream);
+                    attention.backward(layer_.backward_arguments(a_), stream);
+                },
+                stream, 5);
+            if (seconds < least) least = seconds, fastest.kind = kind;
+        } catch (const Error& error) {   // own attention serves even if another fails
+            if (error.kind() != ErrorKind::no_device) throw;
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+            if (kind == AttentionKind::library) fastest.library_failed = error.message();
+        }
+    }
+    return fastest;
+}
+
+std::optional<RingTimes> StageAttention::time_ring() const {
+    const RankSizes& sizes = tools_.sizes;
+    if (sizes.T * sizes.ulysses == sizes.whole_T) return std::nullopt;   // no ring
+    CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
+    layer_.fill_randomly(a_);
+    const std::optional<RingStep> step = tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_));
+    if (!step) return std::nullopt;
+    CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
+    constexpr int calls = 2;
+    const double block_s = least_seconds(step->block, tools_.stream, calls),
+                 hop_s = least_seconds(step->hop, step->traffic, calls);
+    return RingTimes{hop_s, block_s};
+}

@@ -1,0 +1,41 @@
+// Options of a stage, and the purpose of a forward.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "llmc/model/attention_choice.h"
+#include "llmc/model/stage/micro_batches.h"
+
+class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
+
+struct StageOptions {
+    int B = 4;      // sequences of a micro-batch
+    int T = 1024;   // tokens of a whole sequence, at most max_seq_len
+    AttentionKind attention = AttentionKind::auto_;
+    Recompute recompute = Recompute::none;
+    int gelu_fusion = 2;       // as in StageTools
+    int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
+    float z_loss = 0;          // Classifier::z_loss of training's losses
+    MatmulOptions matmul = {};
+    int comm_sms = 0, link_sms = 0;   // multiprocessors that collectives, and links of a pipeline, take beside matmuls
+    DType grad_dtype = DType::fp32;   // or bf16, if parameters are
+    bool backward = true;             // false: only forward passes, and no memory for anything else
+    bool sequence_parallel = false;   // tp ranks share the rows of the residual region
+    int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
+    ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
+    bool documents = false;           // attention is masked between documents; batches say where these begin
+    int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (context_cut.h)
+    std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything
+    InFlight in_flight = {};
+    // Both must outlive the stage; null: those of one device.
+    CutPoints* cut_points = nullptr;
+    ExpertRanks* expert_ranks = nullptr;
+};
+
+// Purpose of a forward: it decides what the last chunk does.
+enum class Purpose : std::uint8_t {
+    training,   // activations are kept; the head waits for backward_input
+    loss,       // the loss of every position
+    logits,     // logits of some rows may be asked for
+};
