@@ -92,10 +92,10 @@ Measured measure(const Layout& layout) {
             ActionCosts& costs = result.costs.pieces[static_cast<std::size_t>(chunk * stages + at)];
             if (!stage.chunk(chunk).embedding) zero(stage.micro_batches().input(chunk, 0));
             costs.forward = flops([&] { stage.forward(chunk, 0, batch.batch(), Purpose::training); });
-            if (!stage.chunk(chunk).head) zero(stage.output_gradient(chunk, 0));
+            if (!stage.chunk(chunk).head) zero(stage.micro_batches().output_gradient(chunk, 0));
             costs.input = flops([&] { stage.backward_input(chunk, 0, batch.batch(), 1.0f); });
             costs.weight = 0;
-            if (!stage.chunk(chunk).embedding) stage.release_input_gradient(chunk, 0);
+            if (!stage.chunk(chunk).embedding) stage.micro_batches().release_input_gradient(chunk, 0);
             if (!delays_weights(layout.pipe.kind)) continue;
             costs.weight = flops([&] { stage.backward_weight(chunk, 0); });
         }

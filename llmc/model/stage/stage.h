@@ -43,6 +43,7 @@ public:
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
     StageAttention& attention() { return *attention_; }
+    const StageAttention& attention() const { return *attention_; }
     MicroBatches& micro_batches() { return *micro_batches_; }
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // this rank's part
