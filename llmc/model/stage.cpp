@@ -39,14 +39,11 @@ StageUnits units_of(const std::vector<Chunk>& chunks) {
 
 AnyGradients make_gradients(const StageOptions& options, Arena& arena, const ParamStorage& storage,
                             cudaStream_t stream) {
-    if (!options.backward) return Gradients<float>();
-    const DType type = options.grad_dtype;
-    if (type == DType::fp32) return Gradients<float>(arena, storage, stream);
-#if defined(PRECISION_BF16)
-    return Gradients<bf16>(arena, storage, stream);
-#else
-    throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
-#endif
+    if (!options.backward) return {};
+    if (size_of(options.grad_dtype) < sizeof(floatX)) {
+        throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
+    }
+    return {arena, options.grad_dtype, storage, stream};
 }
 
 }   // namespace

@@ -263,7 +263,7 @@ private:
     void backward(MicroBatchState& own, int chunk_index, const Batch& batch, float dloss);
     void gradients_ready(int slot) {
         matmul_.add_bias_gradients(stream_);
-        std::visit([slot](auto& gradients) { gradients.unit_ready(slot); }, *gradients_);
+        gradients_->unit_ready(slot);
         if (hooks_) hooks_->gradients_ready(slot);
     }
 

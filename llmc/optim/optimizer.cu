@@ -26,7 +26,7 @@ bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && ru
 template <class G>
 class OptimizerOf : public Optimizer {
 public:
-    OptimizerOf(Stage& stage, const Gradients<G>& gradients, const OptimizerOptions& options, Arena& arena,
+    OptimizerOf(Stage& stage, const ModelState<G>& gradients, const OptimizerOptions& options, Arena& arena,
                 const TrainingGroups& groups)
         : Optimizer(stage.storage(), options, arena),
           stage_(stage),
@@ -117,7 +117,7 @@ private:
     }
 
     // Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
-    void make_tables(const Gradients<G>& gradients, Arena& arena) {
+    void make_tables(const ModelState<G>& gradients, Arena& arena) {
         const ParamStorage& storage = stage_.storage();
         const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
         std::vector<UpdateRange<floatX, G>> owned, sole, directions, averages;
@@ -133,7 +133,7 @@ private:
                     to.push_back(
                         {.parameter = at(stage_.parameters()),
                          .master = weights != states_.end() ? at(weights->values) : nullptr,
-                         .gradient = at(gradients.kept()),
+                         .gradient = at(gradients),
                          .m = at(state(m)),
                          .v = has_second_moment(rule) ? at(state("v")) : nullptr,
                          .count = part.length,
@@ -150,7 +150,7 @@ private:
             if (options_.ema > 0) add(averages, all, at_owned, "ema");
             if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
             for (const OwnedRange& range : once) {
-                norm.push_back({gradients.kept().shard(place.param) + range.local_begin, range.length});
+                norm.push_back({gradients.shard(place.param) + range.local_begin, range.length});
             }
         }
         if (reads_norms(options_.optimizer)) {
@@ -248,8 +248,8 @@ double Optimizer::bytes_per_parameter() const {
 
 std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena,
                                            const TrainingGroups& groups) {
-    auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<OptimizerOf<G>>(stage, gradients, options, arena, groups);
-    };
-    return std::visit(with, stage.gradients());
+    return with_gradient_type<floatX>(stage.gradients().type(), [&]<class G> {
+        return std::unique_ptr<Optimizer>(
+            std::make_unique<OptimizerOf<G>>(stage, stage.gradients().kept().as<G>(), options, arena, groups));
+    });
 }

@@ -10,12 +10,12 @@ namespace {
 template <class G>
 class PartialGradientsOf : public PartialGradients {
 public:
-    PartialGradientsOf(const Stage& stage, const Gradients<G>& gradients, const TrainingGroups& groups, Arena& arena)
+    PartialGradientsOf(const Stage& stage, const ModelState<G>& gradients, const TrainingGroups& groups, Arena& arena)
         : stream_(stage.stream()) {
         std::vector<PackRange<G>> partial, copied;
         for (const TensorPlace& place : stage.storage().tensors()) {
             const TensorSpec& tensor = stage.table()[place.param].tensor;
-            G* const owned = gradients.kept().owned(place.param);
+            G* const owned = gradients.owned(place.param);
             for (const OwnedRange& range :
                  owned_ranges(tensor, stage.storage().place(), StateKind::optimizer, Heads::copied)) {
                 copied.push_back({owned + range.local_begin, range.length});
@@ -53,8 +53,8 @@ private:
 
 std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, const TrainingGroups& groups, Arena& arena) {
     if (groups.tensor == nullptr || !stage.options().backward) return nullptr;
-    auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<PartialGradients> {
-        return std::make_unique<PartialGradientsOf<G>>(stage, gradients, groups, arena);
-    };
-    return std::visit(with, stage.gradients());
+    return with_gradient_type<floatX>(stage.gradients().type(), [&]<class G> {
+        return std::unique_ptr<PartialGradients>(
+            std::make_unique<PartialGradientsOf<G>>(stage, stage.gradients().kept().as<G>(), groups, arena));
+    });
 }

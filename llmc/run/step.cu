@@ -22,13 +22,13 @@ namespace {
 
 std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
-    auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
-        const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
-                                           gradients.unsharded()};
+    const Gradients& gradients = stage.gradients();
+    return with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept().as<G>(),
+                                           gradients.unsharded().as<G>()};
         return make_zero(stage.storage(), states, {groups.zero, groups.replicas, groups.holders}, arena,
                          stage.stream());
-    };
-    return std::visit(with, stage.gradients());
+    });
 }
 
 }   // namespace
@@ -64,7 +64,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     const ProfileRange range("gradients");
     const cudaStream_t stream = stage_.stream();
     Numbers* const numbers = numbers_.data();
-    std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+    stage_.gradients().begin_step();
     const int micro_batches = micro_batches_of(schedule);
     if (zero_) zero_->begin_step(micro_batches);
     const int sequences = stage_.options().B * micro_batches * stage_.options().place.mesh.dp;
@@ -109,11 +109,10 @@ void Step::exchange_tied_gradients() {
     for (const TensorPlace& tensor : storage.tensors()) {
         if (!storage.table()[tensor.param].tensor.tied) continue;
         const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
-        std::visit(
-            [&](auto& gradients) {
-                ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
-            },
-            stage_.gradients());
+        const TypedPointer gradient = stage_.gradients().kept().owned(tensor.param);
+        with_gradient_type<floatX>(gradient.type, [&]<class G> {
+            ends->all_reduce(gradient.as<G>(), count, ReduceOp::sum, stage_.stream());
+        });
     }
 }
 

@@ -151,3 +151,60 @@ std::int64_t ParamStorage::largest_owned() const {
     }
     return largest;
 }
+
+StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
+                           StateKind state)
+    : storage_(&storage), state_(state), type_(type) {
+    for (const UnitPlace& unit : storage.units()) {
+        const auto elements = static_cast<std::size_t>(storage.unit_elements(unit, state));
+        buffers_.push_back(arena.allocate<std::byte>(group + "/" + unit.name, elements * size_of(type)));
+    }
+}
+
+StateBuffers StateBuffers::rotating(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
+                                    int layer_sets) {
+    StateBuffers result;
+    result.storage_ = &storage;
+    result.state_ = StateKind::unsharded;
+    result.type_ = type;
+    std::vector<DeviceBuffer<std::byte>> sets(static_cast<std::size_t>(layer_sets));
+    for (const UnitPlace& unit : storage.units()) {
+        const std::size_t bytes =
+            static_cast<std::size_t>(storage.unit_elements(unit, StateKind::unsharded)) * size_of(type);
+        const int set = storage.layer_set(static_cast<int>(result.buffers_.size()), layer_sets);
+        if (set < 0) {
+            result.buffers_.push_back(arena.allocate<std::byte>(group + "/" + unit.name, bytes));
+            continue;
+        }
+        DeviceBuffer<std::byte>& buffer = sets[static_cast<std::size_t>(set)];
+        if (buffer.size() == 0) buffer = arena.allocate<std::byte>(text(group, "/layer set ", set), bytes);
+        ENSURE(buffer.size() == bytes, "layers of ", buffer.size(), " and ", bytes, " bytes cannot take turns");
+        result.buffers_.push_back(buffer);
+    }
+    return result;
+}
+
+TypedPointer StateBuffers::tensor(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? unit(place->slot) + storage_->tensor_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+TypedPointer StateBuffers::owned(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? tensor(param) + storage_->owned_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+TypedPointer StateBuffers::shard(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? tensor(param) + storage_->shard_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+std::size_t StateBuffers::bytes() const {
+    std::size_t sum = 0;
+    for (const DeviceBuffer<std::byte>& buffer : buffers_) sum += buffer.bytes();
+    return sum;
+}
+
+void StateBuffers::zero(cudaStream_t stream) const {
+    for (const DeviceBuffer<std::byte>& buffer : buffers_) buffer.zero(stream);
+}
