@@ -21,7 +21,6 @@ std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaSt
     return {values.begin(), values.end()};
 }
 inline std::vector<float> download_tensor(const Gradients& gradients, int param, cudaStream_t stream) {
-    return with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-        return download_tensor(gradients.kept().as<G>(), param, stream);
-    });
+    return with_gradient_type<floatX>(
+        gradients.type(), [&]<class G> { return download_tensor(gradients.kept().as<G>(), param, stream); });
 }

@@ -109,7 +109,8 @@ public:
         const GradientTarget dweight = gradients.next(weight_index_);
         if (bias_index_ < 0) {
             return with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-                matmul_.weight_gradient<floatX>(dweight.data.as<G>(), dout, in, shape(rows), dweight.accumulate, stream);
+                matmul_.weight_gradient<floatX>(dweight.data.as<G>(), dout, in, shape(rows), dweight.accumulate,
+                                                stream);
             });
         }
         const GradientTarget dbias = gradients.next(bias_index_);

@@ -51,11 +51,9 @@ void Norm::add_forward(floatX* residual, const Output& to, const floatX* in, con
 void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const {
     const int C = width_;
     const GradientTarget dweight = vector_target(gradients, weight_index_, args.aside);
-    GradientTarget dbias{{nullptr, gradients.type()}};
-    if (bias_) {
-        void* const aside = args.aside ? (dweight.data + norm_stride(C)).data : nullptr;
-        dbias = vector_target(gradients, bias_index_, aside);
-    }
+    void* const bias_aside = args.aside ? (dweight.data + norm_stride(C)).data : nullptr;
+    const GradientTarget dbias =
+        bias_ ? vector_target(gradients, bias_index_, bias_aside) : GradientTarget{{nullptr, gradients.type()}};
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
         layernorm_backward(
             LayerNormBackward<floatX, G>{.din = args.din,

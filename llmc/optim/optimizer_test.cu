@@ -107,7 +107,7 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
         options.optimizer = kind;
         options.weight_decay = 0.1f;
         options.ema = 0.8f;   // from step 35 on; before, less
-        const auto optimizer = Optimizer::make(stage, options, rank.arena());
+        const auto optimizer = std::make_unique<Optimizer>(stage, options, rank.arena());
         std::vector<ReferenceTensor> expected;
         for (int param = 0; param < stage.table().size(); param++) {
             const Doubles w = doubles(download_tensor(stage.parameters(), param, rank.stream()));
@@ -184,7 +184,7 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
         options.optimizer = OptimizerKind::muon;
         options.muon_scale = scale;
         options.lr = 1.0f, options.muon_lr = 0.5f;
-        const auto optimizer = Optimizer::make(stage, options, rank.arena());
+        const auto optimizer = std::make_unique<Optimizer>(stage, options, rank.arena());
         const bool has_master = optimizer->states().front().is_weights;
         auto weights = [&](int param) {
             return doubles(has_master ? download_tensor(optimizer->state("master"), param, rank.stream())

@@ -3,7 +3,7 @@
 Gradients::Gradients(Arena& arena, DType type, const ParamStorage& storage, cudaStream_t stream)
     : kept_(arena, type, "gradients", storage, StateKind::gradients),
       unsharded_(is_sharded(StateKind::gradients, storage.place().zero_stage)
-                     ? StateBuffers::rotating(arena, type, "unsharded gradients", storage, zero_layer_sets)
+                     ? StateBuffers(arena, type, "unsharded gradients", storage, StateKind::unsharded, zero_layer_sets)
                      : kept_),
       begun_(storage.tensors().size(), false) {
     kept_.zero(stream);

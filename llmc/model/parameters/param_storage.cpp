@@ -153,35 +153,19 @@ std::int64_t ParamStorage::largest_owned() const {
 }
 
 StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
-                           StateKind state)
+                           StateKind state, int layer_sets)
     : storage_(&storage), state_(state), type_(type) {
-    for (const UnitPlace& unit : storage.units()) {
-        const auto elements = static_cast<std::size_t>(storage.unit_elements(unit, state));
-        buffers_.push_back(arena.allocate<std::byte>(group + "/" + unit.name, elements * size_of(type)));
-    }
-}
-
-StateBuffers StateBuffers::rotating(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
-                                    int layer_sets) {
-    StateBuffers result;
-    result.storage_ = &storage;
-    result.state_ = StateKind::unsharded;
-    result.type_ = type;
     std::vector<DeviceBuffer<std::byte>> sets(static_cast<std::size_t>(layer_sets));
     for (const UnitPlace& unit : storage.units()) {
-        const std::size_t bytes =
-            static_cast<std::size_t>(storage.unit_elements(unit, StateKind::unsharded)) * size_of(type);
-        const int set = storage.layer_set(static_cast<int>(result.buffers_.size()), layer_sets);
-        if (set < 0) {
-            result.buffers_.push_back(arena.allocate<std::byte>(group + "/" + unit.name, bytes));
-            continue;
-        }
-        DeviceBuffer<std::byte>& buffer = sets[static_cast<std::size_t>(set)];
-        if (buffer.size() == 0) buffer = arena.allocate<std::byte>(text(group, "/layer set ", set), bytes);
+        const std::size_t bytes = static_cast<std::size_t>(storage.unit_elements(unit, state)) * size_of(type);
+        const int set = layer_sets > 0 ? storage.layer_set(static_cast<int>(buffers_.size()), layer_sets) : -1;
+        DeviceBuffer<std::byte> own;
+        DeviceBuffer<std::byte>& buffer = set < 0 ? own : sets[static_cast<std::size_t>(set)];
+        const std::string name = set < 0 ? unit.name : text("layer set ", set);
+        if (buffer.size() == 0) buffer = arena.allocate<std::byte>(group + "/" + name, bytes);
         ENSURE(buffer.size() == bytes, "layers of ", buffer.size(), " and ", bytes, " bytes cannot take turns");
-        result.buffers_.push_back(buffer);
+        buffers_.push_back(buffer);
     }
-    return result;
 }
 
 TypedPointer StateBuffers::tensor(int param) const {

@@ -113,12 +113,11 @@ class ModelState;
 class StateBuffers {
 public:
     StateBuffers() = default;   // none
-    // Names the buffers "<group>/<unit>". Contents are undefined, padding included.
-    StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage, StateKind state);
-    // Makes whole units in memory that layers share in turns (ParamStorage::layer_set), for copies that exist only
-    // while the model computes with them (llmc/parallel/zero.h).
-    static StateBuffers rotating(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
-                                 int layer_sets);
+    // Names the buffers "<group>/<unit>". Contents are undefined, padding included. `layer_sets`: buffers that layers
+    // share in turns (ParamStorage::layer_set), for unsharded copies that exist only while the model computes with them
+    // (llmc/parallel/zero.h); 0: every unit has its own.
+    StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage, StateKind state,
+                 int layer_sets = 0);
 
     bool exists() const { return storage_ != nullptr; }
     const ParamStorage& storage() const { return *storage_; }
@@ -162,13 +161,14 @@ public:
     explicit ModelState(const StateBuffers& buffers) : StateBuffers(buffers) {
         ENSURE(type() == dtype_of<T>, "a state of ", name_of(type()), " taken as ", name_of(dtype_of<T>));
     }
+    // Makes an unsharded state whose layers take turns.
     static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
-        return ModelState(StateBuffers::rotating(arena, dtype_of<T>, group, storage, layer_sets));
+        return ModelState(StateBuffers(arena, dtype_of<T>, group, storage, StateKind::unsharded, layer_sets));
     }
 
     DeviceBuffer<T> unit(int slot) const { return buffer(slot).template as<T>(); }
-    T* tensor(int param) const { return StateBuffers::tensor(param).as<T>(); }
+    T* tensor(int param) const { return StateBuffers::tensor(param).template as<T>(); }
     T* tensor(std::string_view name, int layer = -1) const { return tensor(index(name, layer)); }
-    T* owned(int param) const { return StateBuffers::owned(param).as<T>(); }
-    T* shard(int param) const { return StateBuffers::shard(param).as<T>(); }
+    T* owned(int param) const { return StateBuffers::owned(param).template as<T>(); }
+    T* shard(int param) const { return StateBuffers::shard(param).template as<T>(); }
 };

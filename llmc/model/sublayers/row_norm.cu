@@ -32,8 +32,8 @@ void RowNorm::finish(floatX* qkv, const float* sums, int rows, const Kept& kept)
                               static_cast<float>(tools_.sizes.model.norm_eps), tools_.stream);
 }
 
-void RowNorm::backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside,
-                             Gradients& gradients, WeightGradientQueue& queue) const {
+void RowNorm::backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside, Gradients& gradients,
+                             WeightGradientQueue& queue) const {
     const GradientTarget dweight = vector_target(gradients, weight_index_, aside);
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
         shared_rms_backward_begin<floatX>(sums, dweight.data.as<G>(), tools_.workspace.norm_sums.data(),

@@ -168,11 +168,11 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
             const ParamStorage& storage = rank.stage().storage();
             Optimizer& optimizer = rank.step().optimizer();
             const auto gradients = rank.stage().gradients().kept().as<float>();
-            std::vector<UpdateRange<floatX, float>> ranges;
+            std::vector<UpdateRange<floatX>> ranges;
             for (const TensorPlace& place : storage.tensors()) {
                 const ParamInfo& info = storage.table()[place.param];
                 for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
-                    UpdateRange<floatX, float> range{};
+                    UpdateRange<floatX> range{};
                     range.parameter = rank.stage().parameters().owned(place.param) + owned.local_begin;
                     range.gradient = gradients.owned(place.param) + owned.local_begin;
                     range.m = optimizer.state("m").tensor(place.param) + owned.local_begin;

@@ -119,9 +119,8 @@ std::string first_not_finite(const TrainedTensors& tensors, const Gradients& gra
     const std::string parameter = first_of(tensors.parameters, "parameter", false, stream);
     if (!parameter.empty()) return parameter;
     if (!activation.empty()) return activation;
-    return with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-        return first_of(gradients.kept().as<G>(), "the gradient of", true, stream);
-    });
+    return with_gradient_type<floatX>(
+        gradients.type(), [&]<class G> { return first_of(gradients.kept().as<G>(), "the gradient of", true, stream); });
 }
 
 std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, int micro_batches) {
