@@ -100,12 +100,10 @@ public:
     Outcome run(const PipelineSchedule& schedule) {
         Outcome outcome;
         const float dloss = 1.0f / static_cast<float>(problem_.B * options_.T);
-        std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+        stage_.gradients().begin_step();
         pipeline_.train(schedule, read(), dloss, [&] { add_losses(outcome.losses); });
         for (int i = 0; i < stage_.table().size(); i++) {
-            outcome.gradients.push_back(
-                std::visit([&](auto& gradients) { return download_tensor(gradients.kept(), i, stream_.get()); },
-                           stage_.gradients()));
+            outcome.gradients.push_back(download_tensor(stage_.gradients(), i, stream_.get()));
         }
         return outcome;
     }
@@ -654,7 +652,7 @@ struct StageOfThree {
             const Doubles& values = problem.reference.parameters[static_cast<std::size_t>(i)];
             upload_tensor<floatX>(stage.parameters(), i, std::vector<float>(values.begin(), values.end()), stream);
         }
-        std::visit([](auto& gradients) { gradients.begin_step(); }, stage.gradients());
+        stage.gradients().begin_step();
     }
     static StageOptions options(const Problem& problem, int pp) {
         StageOptions options = test_options();
@@ -700,8 +698,7 @@ TEST_CASE(
         }
         stage.backward_input(0, 7, batch.batch(), 1.0f / static_cast<float>(problem.B * problem.T));
         for (const TensorPlace& place : stage.storage().tensors()) {
-            const std::vector<float> found = std::visit(
-                [&](auto& all) { return download_tensor(all.kept(), place.param, stream.get()); }, stage.gradients());
+            const std::vector<float> found = download_tensor(stage.gradients(), place.param, stream.get());
             INFO(stage.table()[place.param].name);
             CHECK(found == expected.gradients[static_cast<std::size_t>(place.param)]);
         }

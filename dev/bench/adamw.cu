@@ -28,12 +28,12 @@ void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
     Operand<floatX> parameter(*timing, n, 0.02f);
     Operand<float> master(*timing, masters ? n : 1, 0.02f), gradient(*timing, n, 1e-3f), m(*timing, n, 0.0f),
         v(*timing, n, 0.0f);
-    std::vector<UpdateTable<floatX, float>> tables;
+    std::vector<UpdateTable<floatX>> tables;
     for (int set = 0; set < timing->sets(); set++) {
-        std::vector<UpdateRange<floatX, float>> ranges;
+        std::vector<UpdateRange<floatX>> ranges;
         std::int64_t at = 0;
         for (std::int64_t size : cuts(n)) {
-            UpdateRange<floatX, float> range{};
+            UpdateRange<floatX> range{};
             range.parameter = parameter[set] + at;
             range.master = masters ? master[set] + at : nullptr;
             range.gradient = gradient[set] + at;
@@ -56,9 +56,9 @@ void norm(Bench& bench, std::int64_t n) {
     Operand<float> gradient(*timing, n);
     auto sum = timing->arena().allocate<double>("bench/sum", 1);
     auto result = timing->arena().allocate<GradNorm>("bench/norm", 1);
-    std::vector<NormTable<float>> tables;
+    std::vector<NormTable> tables;
     for (int set = 0; set < timing->sets(); set++) {
-        std::vector<NormRange<float>> ranges;
+        std::vector<NormRange> ranges;
         std::int64_t at = 0;
         for (std::int64_t size : cuts(n)) {
             ranges.push_back({gradient[set] + at, size});

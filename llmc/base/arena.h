@@ -56,8 +56,16 @@ public:
         if (memory_) CUDA_CHECK(cudaMemsetAsync(data(), 0, bytes(), stream));
     }
 
+    // Returns the same memory as elements of another type.
+    template <class U>
+    DeviceBuffer<U> as() const {
+        return {memory_, bytes() / sizeof(U)};
+    }
+
 private:
     friend class Arena;
+    template <class>
+    friend class DeviceBuffer;
     DeviceBuffer(std::shared_ptr<void> memory, std::size_t count) : memory_(std::move(memory)), count_(count) {}
     std::shared_ptr<void> memory_;
     std::size_t count_ = 0;

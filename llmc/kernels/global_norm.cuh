@@ -28,29 +28,25 @@ struct GradNorm {
     int skip;      // 1 when the norm or the loss is not finite: the update must not happen
 };
 
-template <class Grad>
 struct NormRange {
-    const Grad* data;
+    TypedPointer gradient;   // of the same type in all ranges of a table
     std::int64_t count;
     std::int64_t first_block = 0;   // filled by make_norm_table
 };
 
 // Ranges whose squares are summed, on the device with their scratch; made once, used every step.
-template <class Grad>
 struct NormTable {
-    std::vector<NormRange<Grad>> ranges;
-    DeviceBuffer<NormRange<Grad>> device_ranges;
+    std::vector<NormRange> ranges;
+    DeviceBuffer<NormRange> device_ranges;
     DeviceBuffer<double> partials;   // one per block
     std::int64_t blocks = 0;
 };
 
-template <class Grad>
-NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange<Grad>> ranges,
-                                cudaStream_t stream);
+inline NormTable make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange> ranges,
+                                 cudaStream_t stream);
 
 // Computes sum[0] = sum of squares of every element of every range; added to what is there when `accumulate`.
-template <class Grad>
-void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream);
+inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate, cudaStream_t stream);
 
 // Computes result[0] from the sum of squares sum[0] and loss[0], both over all ranks; `loss` may be null.
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
@@ -66,18 +62,19 @@ constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 
 
 template <class Grad>
 __global__ void __launch_bounds__(kNormThreads, 2)
-    sum_of_squares_kernel(double* partials, const NormRange<Grad>* ranges, int count) {
-    const NormRange<Grad> range = range_of_block(ranges, count, blockIdx.x);
+    sum_of_squares_kernel(double* partials, const NormRange* ranges, int count) {
+    const NormRange range = range_of_block(ranges, count, blockIdx.x);
+    const Grad* const gradient = static_cast<const Grad*>(range.gradient.data);
     const BlockSpan span = span_of_block(range, blockIdx.x, kNormBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
-    const Extent extent{span.end, reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0};
+    const Extent extent{span.end, reinterpret_cast<std::uintptr_t>(gradient) % 16 == 0};
     // Several sums keep several loads in flight on a GPU, do not wait for each other, and become vectors on a CPU.
     Vec8<double> sums[kNormSums] = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += kNormInFlight * step) {
         with_known_extent(i + (kNormInFlight - 1) * step, extent, [&](auto known) {
 #pragma unroll
             for (int u = 0; u < kNormInFlight; u++) {
-                const Vec8<float> x = to_floats(load8(range.data, i + u * step, known));   // zero past the end
+                const Vec8<float> x = to_floats(load8(gradient, i + u * step, known));   // zero past the end
 #pragma unroll
                 for (int k = 0; k < 8; k++) {
                     const double x64 = static_cast<double>(x[k]);
@@ -98,27 +95,29 @@ __global__ void __launch_bounds__(kOrderedSumThreads)
     if (threadIdx.x == 0) *sum = accumulate ? *sum + total : total;
 }
 
-template <class Grad>
-NormTable<Grad> make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange<Grad>> ranges,
-                                cudaStream_t stream) {
-    NormTable<Grad> table;
+inline NormTable make_norm_table(Arena& arena, const std::string& name, std::vector<NormRange> ranges,
+                                 cudaStream_t stream) {
+    require_one_type(ranges);
+    NormTable table;
     table.blocks = number_blocks(ranges, kNormBlock);
     table.ranges = std::move(ranges);
-    table.device_ranges = arena.allocate<NormRange<Grad>>(name + "_ranges", table.ranges.size());
+    table.device_ranges = arena.allocate<NormRange>(name + "_ranges", table.ranges.size());
     table.device_ranges.upload(table.ranges, stream);
     table.partials = arena.allocate<double>(name + "_partials", static_cast<std::size_t>(table.blocks));
     return table;
 }
 
-template <class Grad>
-void sum_of_squares(double* sum, const NormTable<Grad>& table, bool accumulate, cudaStream_t stream) {
+inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate, cudaStream_t stream) {
     if (table.blocks > 0) {
+        const DType type = table.ranges.front().gradient.type;
         Launch squares{dim3(blocks_for(table.blocks, 1)), loop_threads(kNormThreads), 0, stream};
-        for (const NormRange<Grad>& range : table.ranges) squares.reads(range.data, range.count * sizeof(Grad));
+        for (const NormRange& range : table.ranges) squares.reads(range.gradient.data, range.count * size_of(type));
         squares.reads(table.device_ranges.data(), table.device_ranges.bytes());
         squares.writes(table.partials.data(), table.partials.bytes());
-        launch(sum_of_squares_kernel<Grad>, squares, table.partials.data(), table.device_ranges.data(),
-               static_cast<int>(table.ranges.size()));
+        with_gradient_type<bf16>(type, [&]<class Grad> {
+            launch(sum_of_squares_kernel<Grad>, squares, table.partials.data(), table.device_ranges.data(),
+                   static_cast<int>(table.ranges.size()));
+        });
     }
     Launch add{dim3(1), dim3(kOrderedSumThreads), 0, stream};
     add.reads(table.partials.data(), table.partials.bytes()).writes(sum, sizeof(double));

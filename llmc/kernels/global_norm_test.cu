@@ -18,7 +18,7 @@ double norm_of(const std::vector<std::size_t>& counts, double scale, double max_
                double* sum_bits) {
     KernelTest test;
     std::vector<TestTensor<Grad>> tensors;
-    std::vector<NormRange<Grad>> ranges;
+    std::vector<NormRange> ranges;
     double expected = 0;
     for (std::size_t i = 0; i < counts.size(); i++) {
         Doubles values = random_values<Grad>(counts[i], scale, i);
@@ -26,7 +26,7 @@ double norm_of(const std::vector<std::size_t>& counts, double scale, double max_
         tensors.push_back(test.tensor<Grad>(values, i % 3));
         ranges.push_back({tensors.back().data(), static_cast<std::int64_t>(counts[i])});
     }
-    NormTable<Grad> table = make_norm_table<Grad>(test.arena, "test/norm", ranges, test.stream);
+    NormTable table = make_norm_table(test.arena, "test/norm", ranges, test.stream);
     DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
     DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
     sum_of_squares(sum.data(), table, false, test.stream);
@@ -78,7 +78,7 @@ TEST_CASE("norm: an element that is not finite, or a norm that no float holds, a
         Doubles values = random_values<float>(5000, 1.0, 1);
         for (int i = 0; i < bad.count; i++) values[static_cast<std::size_t>(4321 - i)] = bad.value;
         auto tensor = test.tensor<float>(values);
-        NormTable<float> table = make_norm_table<float>(test.arena, "test/norm", {{tensor.data(), 5000}}, test.stream);
+        NormTable table = make_norm_table(test.arena, "test/norm", {{tensor.data(), 5000}}, test.stream);
         DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
         DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
         sum_of_squares(sum.data(), table, false, test.stream);

@@ -84,9 +84,9 @@ TEST_CASE("loop_threads: AdamW gives the same bits with one thread per block as 
                 auto g = upload<float>(arena, stream, random(n, 3)),
                      v = upload<float>(arena, stream, std::vector<float>(n, 0.1f));
                 auto p = upload<bf16>(arena, stream, random(n, 4));
-                UpdateRange<bf16, float> range{
-                    p.data(), with_masters ? w.data() : nullptr, g.data(), m.data(), v.data(), n, 0.1f};
-                auto table = make_update_table<bf16, float>(arena, "test", {range}, stream);
+                UpdateRange<bf16> range{p.data(), with_masters ? w.data() : nullptr, g.data(), m.data(), v.data(), n,
+                                        0.1f};
+                auto table = make_update_table<bf16>(arena, "test", {range}, stream);
                 set_update_step(table, UpdateStep{1e-3f, 0.9f, 0.95f, 1e-8f, 3, 17}, stream);
                 update_weights<AdamW>(table, stream);
                 for (auto* buffer : {&w, &m, &v}) {
@@ -107,7 +107,7 @@ TEST_CASE("loop_threads: sums of squares agree with double precision either way"
         for (std::int64_t n : lengths) {
             auto g = upload<float>(arena, stream, random(n, 5));
             auto sum = arena.allocate<double>("sum", 1);
-            auto table = make_norm_table<float>(arena, "test", {{g.data(), n}}, stream);
+            auto table = make_norm_table(arena, "test", {{g.data(), n}}, stream);
             sum_of_squares(sum.data(), table, false, stream);
             double exact = 0;
             for (float x : random(n, 5)) exact += static_cast<double>(x) * static_cast<double>(x);

@@ -1,4 +1,4 @@
-#include "llmc/kernels/pack.cuh"
+#include "llmc/kernels/pack.h"
 
 #include "llmc/kernels/kernel_test.h"
 
@@ -6,21 +6,21 @@ TEST_CASE("pack: pieces side by side in order, and back into their places") {
     KernelTest test;
     const std::vector<std::size_t> counts{64, 8, 2048, 4096 + 64};
     std::vector<TestTensor<float>> pieces;
-    std::vector<PackRange<float>> ranges;
+    std::vector<PackRange> ranges;
     Doubles expected;
     for (std::size_t count : counts) {
         pieces.push_back(test.random<float>(count, 1.0, count));
         const Doubles values = pieces.back().values();
         expected.insert(expected.end(), values.begin(), values.end());
-        ranges.push_back({pieces.back().data(), static_cast<std::int64_t>(count)});
+        ranges.push_back({pieces.back().data(), static_cast<std::int64_t>(count * sizeof(float))});
     }
-    const PackTable<float> table = make_pack_table(test.arena, "test/packed", ranges, test.stream);
+    const PackTable table = make_pack_table(test.arena, "test/packed", ranges, test.stream);
     test.keep(table.device_ranges), test.keep(table.packed);
     pack(table, test.stream);
-    std::vector<float> packed = table.packed.download(test.stream);
+    std::vector<float> packed = table.packed.as<float>().download(test.stream);
     CHECK(Doubles(packed.begin(), packed.end()) == expected);
     for (float& value : packed) value *= 2;
-    table.packed.upload(packed, test.stream);
+    table.packed.as<float>().upload(packed, test.stream);
     unpack(table, test.stream);
     std::size_t at = 0;
     for (auto& piece : pieces) {

@@ -1,5 +1,17 @@
 #include "llmc/mesh/context_cut.h"
 
+std::vector<int> ContextCut::ring_members() const {
+    std::vector<int> members;
+    for (int i = 0; i < ring_size(); i++) members.push_back(i * ulysses + ulysses_rank());
+    return members;
+}
+
+std::vector<int> ContextCut::ulysses_members() const {
+    std::vector<int> members;
+    for (int i = 0; i < ulysses; i++) members.push_back(ring_rank() * ulysses + i);
+    return members;
+}
+
 std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
     if (ring_size == 1) return {{0, T}};
     ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);

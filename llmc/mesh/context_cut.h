@@ -30,16 +30,8 @@ struct ContextCut {
     int ring_rank() const { return rank / ulysses; }
     int ulysses_rank() const { return rank % ulysses; }
     // Return the cp ranks of this rank's ring, in the order of the ring, and of its Ulysses group.
-    std::vector<int> ring_members() const {
-        std::vector<int> members;
-        for (int i = 0; i < ring_size(); i++) members.push_back(i * ulysses + ulysses_rank());
-        return members;
-    }
-    std::vector<int> ulysses_members() const {
-        std::vector<int> members;
-        for (int i = 0; i < ulysses; i++) members.push_back(ring_rank() * ulysses + i);
-        return members;
-    }
+    std::vector<int> ring_members() const;
+    std::vector<int> ulysses_members() const;
 };
 
 // Returns the tokens of ring rank `ring_rank` of `ring_size`, in order, out of T.

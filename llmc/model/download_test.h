@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "llmc/model/parameters/param_storage.h"
+#include "llmc/model/parameters/gradients.h"
 
 // As float, in its global shape. For states that are not cut over ranks. Waits for the stream.
 template <class T>
@@ -19,4 +19,8 @@ std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaSt
             .download(stream, static_cast<std::size_t>(storage.tensor_offset(*place, state.state())),
                       static_cast<std::size_t>(place->elements));
     return {values.begin(), values.end()};
+}
+inline std::vector<float> download_tensor(const Gradients& gradients, int param, cudaStream_t stream) {
+    return with_gradient_type<floatX>(
+        gradients.type(), [&]<class G> { return download_tensor(gradients.kept().as<G>(), param, stream); });
 }

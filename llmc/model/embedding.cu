@@ -32,37 +32,34 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
     ENSURE(left == out, "the embedding's output has left to another place than it was to");
 }
 
-void Embedding::backward(const floatX* dout, const Batch& batch, AnyGradients& any_gradients,
+void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& gradients,
                          WeightGradientQueue& queue) const {
     const RankSizes& sizes = tools_.sizes;
-    auto with = [&]<class G>(Gradients<G>& gradients) {
-        const auto dwte = gradients.next(parameters_.index("wte.weight"));
-        using Target = typename Gradients<G>::Target;
-        const Target dwpe = wpe_ == nullptr ? Target{} : gradients.next(wpe_index_);
-        const floatX* const dout_rows = tools_.cut_points.leave_rows_backward(dout, queue, tools_.stream);
-        const TokenGroupsView& positions = tools_.documents.position_groups;
-        const bool grouped = positions.order != nullptr && dwpe.data != nullptr;
-        if (!dwte.accumulate) fill(dwte.data, std::int64_t{sizes.Vp} * sizes.C, 0.0f, tools_.stream);
-        embedding_backward(
-            EmbeddingBackward<floatX, G>{
-                .dwte = dwte.data,
-                .dwpe = grouped ? nullptr : dwpe.data,
-                .dout = dout_rows,
-                .groups = batch.groups,
-                .B = sizes.B,
-                .T = sizes.T,
-                .C = sizes.C,
-                .V = sizes.Vp,
-                .max_positions = static_cast<int>(sizes.model.max_seq_len),
-                .accumulate_wpe = dwpe.accumulate,
-                .first_token = sizes.first_token,
-                .positions = tools_.positions(),
-            },
-            tools_.stream);
+    const GradientTarget dwte = gradients.next(parameters_.index("wte.weight"));
+    const GradientTarget dwpe = wpe_ ? gradients.next(wpe_index_) : GradientTarget{{nullptr, gradients.type()}};
+    const floatX* const dout_rows = tools_.cut_points.leave_rows_backward(dout, queue, tools_.stream);
+    const TokenGroupsView& positions = tools_.documents.position_groups;
+    const bool grouped = positions.order != nullptr && wpe_ != nullptr;
+    const auto max_positions = static_cast<int>(sizes.model.max_seq_len);
+    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        G *const wte = dwte.data.as<G>(), *const wpe = dwpe.data.as<G>();
+        if (!dwte.accumulate) fill(wte, std::int64_t{sizes.Vp} * sizes.C, 0.0f, tools_.stream);
+        embedding_backward(EmbeddingBackward<floatX, G>{.dwte = wte,
+                                                        .dwpe = grouped ? nullptr : wpe,
+                                                        .dout = dout_rows,
+                                                        .groups = batch.groups,
+                                                        .B = sizes.B,
+                                                        .T = sizes.T,
+                                                        .C = sizes.C,
+                                                        .V = sizes.Vp,
+                                                        .max_positions = max_positions,
+                                                        .accumulate_wpe = dwpe.accumulate,
+                                                        .first_token = sizes.first_token,
+                                                        .positions = tools_.positions()},
+                           tools_.stream);
         if (!grouped) return;
-        const auto max_positions = static_cast<int>(sizes.model.max_seq_len);
-        if (!dwpe.accumulate) fill(dwpe.data, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);
-        embedding_backward(EmbeddingBackward<floatX, G>{.dwte = dwpe.data,
+        if (!dwpe.accumulate) fill(wpe, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);
+        embedding_backward(EmbeddingBackward<floatX, G>{.dwte = wpe,
                                                         .dwpe = nullptr,
                                                         .dout = dout_rows,
                                                         .groups = positions,
@@ -73,8 +70,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, AnyGradients& a
                                                         .max_positions = max_positions,
                                                         .accumulate_wpe = true},
                            tools_.stream);
-    };
-    std::visit(with, any_gradients);
+    });
 }
 
 void Embedding::cached(floatX* out, const int* tokens, int position, int rows) const {

@@ -18,7 +18,7 @@ public:
     void forward(floatX* out, const Batch& batch) const;
     // Adds to dwte if it was begun already, by a tied classifier on this rank (Gradients::next); else dwte begins at
     // zero.
-    void backward(const floatX* dout, const Batch& batch, AnyGradients& gradients, WeightGradientQueue& queue) const;
+    void backward(const floatX* dout, const Batch& batch, Gradients& gradients, WeightGradientQueue& queue) const;
     // Generation: embeds `rows` tokens of one sequence, from `position` on, into out (rows, C).
     void cached(floatX* out, const int* tokens, int position, int rows) const;
 

@@ -70,7 +70,7 @@ void Head::loss(const floatX* in, const Batch& batch) const {
 }
 
 void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
-                             AnyGradients& gradients) const {
+                             Gradients& gradients) const {
     CutPoints& cut = tools_.cut_points;
     const Workspace& workspace = tools_.workspace;
     const cudaStream_t stream = tools_.stream;

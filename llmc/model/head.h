@@ -22,7 +22,7 @@ public:
     // classifier. The total loss is `dloss` times the sum of losses, to which z_loss lse^2 is added here
     // (Classifier::z_loss).
     void loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
-                           AnyGradients& gradients) const;
+                           Gradients& gradients) const;
 
     // For sampling: final_norm() norms all rows, then logits() makes some of them over the whole vocabulary, (count, tp
     // x Vp).

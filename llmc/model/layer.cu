@@ -50,9 +50,9 @@ void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute lev
 }
 
 void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
-                     AnyGradients& gradients, WeightGradientQueue& queue) const {
+                     Gradients& gradients, WeightGradientQueue& queue) const {
     const ProfileRange range(name_.c_str());
-    const std::int64_t norms = norm_elements(tools_.sizes.model) * gradient_bytes(gradients);
+    const std::int64_t norms = norm_elements(tools_.sizes.model) * gradients.element_bytes();
     std::byte* const delayed_norms = delayed ? delayed->norms : nullptr;
     const ReusableMemory none, reusable = delayed ? none : reusable_memory(a, tools_.sizes);
     const SublayerBackward second{.dresidual = dresidual,

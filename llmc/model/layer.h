@@ -33,7 +33,7 @@ public:
     // Runs backward. dresidual (residual rows, C): before, the gradient of `out`; after, that of `in`. `delayed`: null
     // unless gradients of weights are delayed.
     void backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
-                  AnyGradients& gradients, WeightGradientQueue& queue) const;
+                  Gradients& gradients, WeightGradientQueue& queue) const;
 
     // Generation: runs the layer on positions [position, position + rows) of a sequence, whose residual stream (rows,
     // C) is `residual`; ln_1 has been made already. `next`: the norm of the output, of the next layer or the head, if

@@ -104,21 +104,21 @@ public:
                              cudaStream_t stream) const {
         matmul_.input_gradient_gelu<floatX>(din, dout, weight_, pre_gelu, shape(rows), stream);
     }
-    void backward_weight(AnyGradients& any_gradients, const floatX* dout, const floatX* in, int rows,
+    void backward_weight(Gradients& gradients, const floatX* dout, const floatX* in, int rows,
                          cudaStream_t stream) const {
-        auto with = [&]<class G>(Gradients<G>& gradients) {
-            const auto dweight = gradients.next(weight_index_);
-            if (bias_index_ < 0) {
-                return matmul_.weight_gradient<floatX, G>(dweight.data, dout, in, shape(rows), dweight.accumulate,
-                                                          stream);
-            }
-            const auto dbias = gradients.next(bias_index_);
-            ENSURE(dbias.accumulate == dweight.accumulate,
-                   "a bias whose gradient is made more often than its weight's");
-            matmul_.weight_and_bias_gradient<floatX, G>(dweight.data, dbias.data, dout, in, shape(rows),
-                                                        dweight.accumulate, stream);
-        };
-        std::visit(with, any_gradients);
+        const GradientTarget dweight = gradients.next(weight_index_);
+        if (bias_index_ < 0) {
+            return with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+                matmul_.weight_gradient<floatX>(dweight.data.as<G>(), dout, in, shape(rows), dweight.accumulate,
+                                                stream);
+            });
+        }
+        const GradientTarget dbias = gradients.next(bias_index_);
+        ENSURE(dbias.accumulate == dweight.accumulate, "a bias whose gradient is made more often than its weight's");
+        with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+            matmul_.weight_and_bias_gradient<floatX>(dweight.data.as<G>(), dbias.data.as<G>(), dout, in, shape(rows),
+                                                     dweight.accumulate, stream);
+        });
     }
 
 private:

@@ -30,14 +30,14 @@ public:
     explicit Parts(int zero_stage)
         : storage_(ParamTable(custom_model_config(2, 2, 32, 16, 100)),
                    ShardPlace{MeshShape{1, 2, 1, 1}, {}, zero_stage}, {{{0, 2}}, true, true}),
-          gradients_(arena_, storage_, stream_.get()) {
+          gradients_(arena_, DType::fp32, storage_, stream_.get()) {
         gradients_.begin_step();
     }
     ~Parts() { CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }   // before its memory is freed
     Parts& operator()(const char* name, int layer = -1) {
         const int param = storage_.table().index(name, layer);
         const auto target = gradients_.next(param);
-        CHECK(target.data == gradients_.unsharded().tensor(param));
+        CHECK(target.data.as<float>() == gradients_.unsharded().as<float>().tensor(param));
         story_ += target.accumulate ? "+" : "=";
         return *this;
     }
@@ -54,7 +54,7 @@ private:
     OwnedStream stream_;
     Arena arena_;
     ParamStorage storage_;
-    Gradients<float> gradients_;
+    Gradients gradients_;
     std::string story_;
 };
 

@@ -48,36 +48,43 @@ void Norm::add_forward(floatX* residual, const NormOutput& to, const floatX* in,
                                tools_.stream);
 }
 
-void Norm::backward(const Backward& args, AnyGradients& any_gradients, WeightGradientQueue& queue) const {
-    std::visit(
-        [&]<class G>(Gradients<G>& gradients) {
-            using Target = typename Gradients<G>::Target;
-            const int C = width_;
-            G* const aside = static_cast<G*>(args.aside);
-            const Target dweight = vector_target(gradients, weight_index_, aside);
-            const Target dbias = bias_ == nullptr
-                                     ? Target{}
-                                     : vector_target(gradients, bias_index_, aside ? aside + norm_stride(C) : nullptr);
-            layernorm_backward(
-                LayerNormBackward<floatX, G>{.din = args.din,
-                                             .dweight = dweight.data,
-                                             .dbias = dbias.data,
-                                             .scratch = tools_.workspace.norm_sums.data(),
-                                             .dout = args.dout,
-                                             .in = args.in,
-                                             .weight = weight_,
-                                             .mean = args.kept.mean,
-                                             .rstd = args.kept.rstd,
-                                             .rows = args.rows < 0 ? tools_.sizes.residual_rows() : args.rows,
-                                             .C = C,
-                                             .accumulate_input = args.add_to_din,
-                                             .accumulate_parameters = dweight.accumulate},
-                tools_.stream);
-            if (aside == nullptr) return;
-            queue.add([this, &gradients, dweight, dbias, C] {
-                take_place(gradients, weight_index_, dweight.data, C, tools_.stream);
-                if (bias_) take_place(gradients, bias_index_, dbias.data, C, tools_.stream);
-            });
-        },
-        any_gradients);
+void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const {
+    const int C = width_;
+    const GradientTarget dweight = vector_target(gradients, weight_index_, args.aside);
+    void* const bias_aside = args.aside ? (dweight.data + norm_stride(C)).data : nullptr;
+    const GradientTarget dbias =
+        bias_ ? vector_target(gradients, bias_index_, bias_aside) : GradientTarget{{nullptr, gradients.type()}};
+    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        layernorm_backward(
+            LayerNormBackward<floatX, G>{.din = args.din,
+                                         .dweight = dweight.data.as<G>(),
+                                         .dbias = dbias.data.as<G>(),
+                                         .scratch = tools_.workspace.norm_sums.data(),
+                                         .dout = args.dout,
+                                         .in = args.in,
+                                         .weight = weight_,
+                                         .mean = args.kept.mean,
+                                         .rstd = args.kept.rstd,
+                                         .rows = args.rows < 0 ? tools_.sizes.residual_rows() : args.rows,
+                                         .C = C,
+                                         .accumulate_input = args.add_to_din,
+                                         .accumulate_parameters = dweight.accumulate},
+            tools_.stream);
+    });
+    if (args.aside == nullptr) return;
+    queue.add([this, &gradients, dweight = dweight.data, dbias = dbias.data, C] {
+        take_place(gradients, weight_index_, dweight, C, tools_.stream);
+        if (bias_) take_place(gradients, bias_index_, dbias, C, tools_.stream);
+    });
+}
+
+GradientTarget vector_target(Gradients& gradients, int index, void* aside) {
+    return aside ? GradientTarget{{aside, gradients.type()}} : gradients.next(index);
+}
+
+void take_place(Gradients& gradients, int index, TypedPointer from, int count, cudaStream_t stream) {
+    const auto [to, accumulate] = gradients.next(index);
+    ENSURE(!accumulate, "a norm's gradient that is not the first of its micro-batch");
+    const std::size_t bytes = size_of(to.type) * static_cast<std::size_t>(count);
+    CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
 }

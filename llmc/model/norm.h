@@ -32,7 +32,7 @@ public:
         void* aside = nullptr;
         int rows = -1;   // -1: this rank's residual rows
     };
-    void backward(const Backward& args, AnyGradients& gradients, WeightGradientQueue& queue) const;
+    void backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const;
 
 private:
     // Llama, Mistral and Qwen3 do, OLMo2 does not.
@@ -46,17 +46,8 @@ private:
 
 // Returns where a vector's gradient is made: at its place, or `aside` (Norm::Backward), until the queue calls
 // take_place().
-template <class G>
-typename Gradients<G>::Target vector_target(Gradients<G>& gradients, int index, G* aside) {
-    return aside ? typename Gradients<G>::Target{aside, false} : gradients.next(index);
-}
-template <class G>
-void take_place(Gradients<G>& gradients, int index, const G* from, int count, cudaStream_t stream) {
-    const typename Gradients<G>::Target to = gradients.next(index);
-    ENSURE(!to.accumulate, "a norm's gradient that is not the first of its micro-batch");
-    CUDA_CHECK(
-        cudaMemcpyAsync(to.data, from, sizeof(G) * static_cast<std::size_t>(count), cudaMemcpyDeviceToDevice, stream));
-}
+GradientTarget vector_target(Gradients& gradients, int index, void* aside);
+void take_place(Gradients& gradients, int index, TypedPointer from, int count, cudaStream_t stream);
 
 // Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
 constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }

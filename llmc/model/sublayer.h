@@ -32,7 +32,7 @@ struct SublayerBackward {
     floatX* delayed_dout;
     void* delayed_norms;   // norm_elements(), or null (Norm::Backward)
     const ReusableMemory& reusable;
-    AnyGradients& gradients;
+    Gradients& gradients;
     WeightGradientQueue& queue;
 
     bool delayed() const { return delayed_dout != nullptr; }

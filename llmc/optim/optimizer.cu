@@ -1,7 +1,6 @@
 #include "llmc/optim/optimizer.h"
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 
 #include "llmc/kernels/init.cuh"
@@ -22,193 +21,184 @@ OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
 bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
 bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && rule != OptimizerKind::sgd; }
 
-// G: type of the gradients.
-template <class G>
-class OptimizerOf : public Optimizer {
-public:
-    OptimizerOf(Stage& stage, const Gradients<G>& gradients, const OptimizerOptions& options, Arena& arena,
-                const TrainingGroups& groups)
-        : Optimizer(stage.storage(), options, arena),
-          stage_(stage),
-          options_(options),
-          all_(groups.all),
-          first_block_(first_blocks(stage.table())) {
-        if (options.optimizer == OptimizerKind::muon) matrices_.emplace(stage, options, arena, groups);
-        make_tables(gradients, arena);
-        for (const OptimizerState& state : states_) {
-            if (!state.is_weights && !state.averages) {
-                state.values.zero(stream());
-            } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
-                copy_parameters(state.values);
-            }
-        }
-    }
+}   // namespace
 
-    void sum_squares(double* sum) override { sum_of_squares(sum, norm_table_, false, stream()); }
-
-    void update(int step, float learning_rate, const GradNorm* norm) override {
-        set_step(step, learning_rate, norm);
-        switch (options_.optimizer) {
-            case OptimizerKind::adamw: update_weights<AdamW>(owned_, stream()); break;
-            case OptimizerKind::muon:
-                update_weights<AdamW>(owned_, stream());
-                update_matrices();
-                break;
-            case OptimizerKind::sgd: update_weights<Sgd>(owned_, stream()); break;
-            case OptimizerKind::lars:
-                sum_norms_of_all<Lars>();
-                update_weights<Lars>(owned_, stream());
-                break;
-            case OptimizerKind::lamb:
-                update_weights<LambMoments>(owned_, stream());
-                sum_norms_of_all<Lamb>();
-                update_weights<Lamb>(owned_, stream());
-                break;
-        }
-        update_weights<Average>(averages_, stream());
-    }
-
-private:
-    cudaStream_t stream() const { return stage_.stream(); }
-
-    // Sets the values of a step that its launches do not pass.
-    void set_step(int step, float learning_rate, const GradNorm* norm) {
-        UpdateStep how{};
-        how.learning_rate = learning_rate;
-        how.beta1 = options_.beta1;
-        how.beta2 = options_.beta2;
-        how.epsilon = options_.eps;
-        how.step = step;
-        how.seed = options_.seed;
-        how.norm = norm;
-        how.updates = step - began_;
-        how.norms = norms_.data();
-        how.trust = options_.lars_trust;
-        set_update_step(owned_, how, stream());
-        UpdateStep of_tensors = how;   // for tensors that have norms
-        if (options_.optimizer == OptimizerKind::muon) {
-            const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
-            of_tensors.learning_rate = options_.lr > 0 ? learning_rate / options_.lr * options_.muon_lr : 0.0f;
-            of_tensors.beta1 = options_.muon_momentum;
-            of_tensors.trust = iterations.norm_scale;
-            of_tensors.epsilon = iterations.norm_epsilon;
-        }
-        set_update_step(sole_, of_tensors, stream());
-        set_update_step(directions_, of_tensors, stream());
-        set_update_step(orthogonal_, of_tensors, stream());
-        how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
-        set_update_step(averages_, how, stream());
-    }
-
-    void update_matrices() {
-        update_weights<MuonMomentum>(directions_, stream());
-        sum_norms_of_all<MuonDirection>();
-        update_weights<MuonDirection>(directions_, stream());
-        matrices_->orthogonalize();
-        update_weights<MuonApply>(orthogonal_, stream());
-    }
-
-    template <class Rule>
-    void sum_norms_of_all() {
-        norms_.zero(stream());   // for tensors that others own
-        sum_norms<Rule>(norms_.data(), sole_, stream());
-        if (all_ == nullptr) return;
-        all_->all_reduce(reinterpret_cast<double*>(norms_.data()), 2 * norms_.size(), ReduceOp::sum, stream());
-    }
-
-    // Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
-    void make_tables(const Gradients<G>& gradients, Arena& arena) {
-        const ParamStorage& storage = stage_.storage();
-        const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-        std::vector<UpdateRange<floatX, G>> owned, sole, directions, averages;
-        std::vector<UpdateRange<floatX, floatX>> orthogonal;
-        std::vector<NormRange<G>> norm;
-        for (const TensorPlace& place : storage.tensors()) {
-            const ParamInfo& info = stage_.table()[place.param];
-            const OptimizerKind rule = rule_of(info, options_);
-            const bool adapts = reads_norms(rule) && info.decays;
-            auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m") {
-                for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
-                    auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
-                    to.push_back(
-                        {.parameter = at(stage_.parameters()),
-                         .master = weights != states_.end() ? at(weights->values) : nullptr,
-                         .gradient = at(gradients.kept()),
-                         .m = at(state(m)),
-                         .v = has_second_moment(rule) ? at(state("v")) : nullptr,
-                         .count = part.length,
-                         .weight_decay = info.decays ? options_.weight_decay : 0.0f,
-                         .tensor_key = info.random_tensor(),
-                         .span = part.global,
-                         .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1});
-                }
-            };
-            const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
-            const std::vector<OwnedRange> all = owned_ranges(info.tensor, storage.place(), StateKind::optimizer);
-            const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
-            add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
-            if (options_.ema > 0) add(averages, all, at_owned, "ema");
-            if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
-            for (const OwnedRange& range : once) {
-                norm.push_back({gradients.kept().shard(place.param) + range.local_begin, range.length});
-            }
-        }
-        if (reads_norms(options_.optimizer)) {
-            norms_ = arena.allocate<TensorNorms>("optimizer tables/tensor norms",
-                                                 static_cast<std::size_t>(first_block_.back()));
-        }
-        for (UpdateRange<floatX, G>& range : directions) orthogonal.push_back(through_matrices(range));
-        directions_ = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
-        orthogonal_ = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
-        averages_ = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
-        owned_ = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
-        sole_ = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
-        norm_table_ = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
-    }
-
-    // Redirects `range` to write the momentum's direction into MuonMatrices::piece(); returns the range that applies
-    // the orthogonalised result to the weights.
-    UpdateRange<floatX, floatX> through_matrices(UpdateRange<floatX, G>& range) const {
-        const auto after = std::ranges::upper_bound(first_block_, range.norms);
-        const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
-        floatX* const piece = matrices_->piece(param, block);
-        const UpdateRange<floatX, floatX> back{
-            .parameter = range.parameter,
-            .master = range.master,
-            .gradient = piece,
-            .m = nullptr,
-            .v = nullptr,
-            .count = range.count,
-            .weight_decay = range.weight_decay,
-            .tensor_key = range.tensor_key,
-            .span = range.span,
-            .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
-        range.parameter = piece;
-        range.master = nullptr;
-        return back;
-    }
-
-    void copy_parameters(const ModelState<float>& weights) {
-        for (const TensorPlace& place : stage_.storage().tensors()) {
-            cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
-                 stage_.storage().padded_elements(place, StateKind::optimizer), stream());
-        }
-    }
-
-    Stage& stage_;
-    OptimizerOptions options_;
-    Communicator* all_;              // or null
-    std::vector<int> first_block_;   // each parameter's first block
-    std::optional<MuonMatrices> matrices_;
-    UpdateTable<floatX, G> directions_;        // Muon's matrices: from gradients to directions,
-    UpdateTable<floatX, floatX> orthogonal_;   // and from orthogonal directions to weights
-    UpdateTable<floatX, G> averages_;
-    UpdateTable<floatX, G> owned_, sole_;   // elements it updates; tensors with norms, each element on one rank
-    DeviceBuffer<TensorNorms> norms_;       // per block of the table, if a rule reads them
-    NormTable<G> norm_table_;
+struct Optimizer::Tables {
+    UpdateTable<floatX> directions, orthogonal;   // Muon's matrices: gradients to directions, and these to weights
+    UpdateTable<floatX> averages;
+    UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
+    DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
+    NormTable squares;
 };
 
-}   // namespace
+Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
+    : stage_(stage),
+      options_(options),
+      all_(groups.all),
+      first_block_(first_blocks(stage.table())),
+      tables_(std::make_unique<Tables>()) {
+    for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
+    if (options.optimizer == OptimizerKind::muon) {
+        matrices_ = std::make_unique<MuonMatrices>(stage, options, arena, groups);
+    }
+    make_tables(arena);
+    for (const OptimizerState& state : states_) {
+        if (!state.is_weights && !state.averages) {
+            state.values.zero(stream());
+        } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
+            copy_parameters(state.values);
+        }
+    }
+}
+
+Optimizer::~Optimizer() = default;
+
+// Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
+void Optimizer::make_tables(Arena& arena) {
+    const ParamStorage& storage = stage_.storage();
+    const StateBuffers& gradients = stage_.gradients().kept();
+    const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
+    std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages;
+    std::vector<NormRange> norm;
+    for (const TensorPlace& place : storage.tensors()) {
+        const ParamInfo& info = stage_.table()[place.param];
+        const OptimizerKind rule = rule_of(info, options_);
+        const bool adapts = reads_norms(rule) && info.decays;
+        auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m") {
+            for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
+                auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
+                to.push_back({.parameter = at(stage_.parameters()),
+                              .master = weights != states_.end() ? at(weights->values) : nullptr,
+                              .gradient = at(gradients),
+                              .m = at(state(m)),
+                              .v = has_second_moment(rule) ? at(state("v")) : nullptr,
+                              .count = part.length,
+                              .weight_decay = info.decays ? options_.weight_decay : 0.0f,
+                              .tensor_key = info.random_tensor(),
+                              .span = part.global,
+                              .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1});
+            }
+        };
+        const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
+        const std::vector<OwnedRange> all = owned_ranges(info.tensor, storage.place(), StateKind::optimizer);
+        const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
+        add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
+        if (options_.ema > 0) add(averages, all, at_owned, "ema");
+        if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
+        for (const OwnedRange& range : once) {
+            norm.push_back({gradients.shard(place.param) + range.local_begin, range.length});
+        }
+    }
+    if (reads_norms(options_.optimizer)) {
+        tables_->norms =
+            arena.allocate<TensorNorms>("optimizer tables/tensor norms", static_cast<std::size_t>(first_block_.back()));
+    }
+    for (UpdateRange<floatX>& range : directions) orthogonal.push_back(through_matrices(range));
+    tables_->directions = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
+    tables_->orthogonal = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
+    tables_->averages = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
+    tables_->owned = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
+    tables_->sole = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
+    tables_->squares = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
+}
+
+// Redirects `range` to write the momentum's direction into MuonMatrices::piece(); returns the range that applies
+// the orthogonalised result to the weights.
+UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) const {
+    const auto after = std::ranges::upper_bound(first_block_, range.norms);
+    const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
+    floatX* const piece = matrices_->piece(param, block);
+    const UpdateRange<floatX> back{.parameter = range.parameter,
+                                   .master = range.master,
+                                   .gradient = piece,
+                                   .m = nullptr,
+                                   .v = nullptr,
+                                   .count = range.count,
+                                   .weight_decay = range.weight_decay,
+                                   .tensor_key = range.tensor_key,
+                                   .span = range.span,
+                                   .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
+    range.parameter = piece;
+    range.master = nullptr;
+    return back;
+}
+
+void Optimizer::copy_parameters(const ModelState<float>& weights) {
+    for (const TensorPlace& place : stage_.storage().tensors()) {
+        cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
+             stage_.storage().padded_elements(place, StateKind::optimizer), stream());
+    }
+}
+
+void Optimizer::sum_squares(double* sum) { sum_of_squares(sum, tables_->squares, false, stream()); }
+
+template <class Rule>
+void Optimizer::sum_norms_of_all() {
+    tables_->norms.zero(stream());   // for tensors that others own
+    sum_norms<Rule>(tables_->norms.data(), tables_->sole, stream());
+    if (all_ == nullptr) return;
+    all_->all_reduce(reinterpret_cast<double*>(tables_->norms.data()), 2 * tables_->norms.size(), ReduceOp::sum,
+                     stream());
+}
+
+void Optimizer::update_matrices() {
+    update_weights<MuonMomentum>(tables_->directions, stream());
+    sum_norms_of_all<MuonDirection>();
+    update_weights<MuonDirection>(tables_->directions, stream());
+    matrices_->orthogonalize();
+    update_weights<MuonApply>(tables_->orthogonal, stream());
+}
+
+// Sets the values of a step that its launches do not pass.
+void Optimizer::set_step(int step, float learning_rate, const GradNorm* norm) {
+    UpdateStep how{};
+    how.learning_rate = learning_rate;
+    how.beta1 = options_.beta1;
+    how.beta2 = options_.beta2;
+    how.epsilon = options_.eps;
+    how.step = step;
+    how.seed = options_.seed;
+    how.norm = norm;
+    how.updates = step - began_;
+    how.norms = tables_->norms.data();
+    how.trust = options_.lars_trust;
+    set_update_step(tables_->owned, how, stream());
+    UpdateStep of_tensors = how;   // for tensors that have norms
+    if (options_.optimizer == OptimizerKind::muon) {
+        const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
+        of_tensors.learning_rate = options_.lr > 0 ? learning_rate / options_.lr * options_.muon_lr : 0.0f;
+        of_tensors.beta1 = options_.muon_momentum;
+        of_tensors.trust = iterations.norm_scale;
+        of_tensors.epsilon = iterations.norm_epsilon;
+    }
+    set_update_step(tables_->sole, of_tensors, stream());
+    set_update_step(tables_->directions, of_tensors, stream());
+    set_update_step(tables_->orthogonal, of_tensors, stream());
+    how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
+    set_update_step(tables_->averages, how, stream());
+}
+
+void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
+    set_step(step, learning_rate, norm);
+    switch (options_.optimizer) {
+        case OptimizerKind::adamw: update_weights<AdamW>(tables_->owned, stream()); break;
+        case OptimizerKind::muon:
+            update_weights<AdamW>(tables_->owned, stream());
+            update_matrices();
+            break;
+        case OptimizerKind::sgd: update_weights<Sgd>(tables_->owned, stream()); break;
+        case OptimizerKind::lars:
+            sum_norms_of_all<Lars>();
+            update_weights<Lars>(tables_->owned, stream());
+            break;
+        case OptimizerKind::lamb:
+            update_weights<LambMoments>(tables_->owned, stream());
+            sum_norms_of_all<Lamb>();
+            update_weights<Lamb>(tables_->owned, stream());
+            break;
+    }
+    update_weights<Average>(tables_->averages, stream());
+}
 
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {
     std::vector<OptimizerStateSpec> states;
@@ -220,11 +210,6 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     }
     if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
     return states;
-}
-
-Optimizer::Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena)
-    : parameters_(storage) {
-    for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, storage, arena);
 }
 
 const ModelState<float>& Optimizer::state(std::string_view name) const {
@@ -243,13 +228,5 @@ double Optimizer::bytes_per_parameter() const {
     };
     double bytes = 0;
     for (const OptimizerState& state : states_) bytes += sizeof(float) * elements(state.values.storage());
-    return bytes / elements(parameters_);
-}
-
-std::unique_ptr<Optimizer> Optimizer::make(Stage& stage, const OptimizerOptions& options, Arena& arena,
-                                           const TrainingGroups& groups) {
-    auto with = [&]<class G>(const Gradients<G>& gradients) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<OptimizerOf<G>>(stage, gradients, options, arena, groups);
-    };
-    return std::visit(with, stage.gradients());
+    return bytes / elements(stage_.storage());
 }

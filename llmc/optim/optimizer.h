@@ -21,19 +21,21 @@
 #include "llmc/parallel/training_groups.h"
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
+template <class Real>
+struct UpdateRange;   // llmc/kernels/optim/update.cuh
+class MuonMatrices;   // llmc/optim/muon.h
 
 class Optimizer {
 public:
-    // Makes the optimizer. Moments are zero and master weights equal the parameters, which must be initialised before.
-    static std::unique_ptr<Optimizer> make(Stage& stage, const OptimizerOptions& options, Arena& arena,
-                                           const TrainingGroups& groups = {});
-    virtual ~Optimizer() = default;
+    // Makes moments that are zero, and master weights that equal the parameters, which must be initialised before.
+    Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
+    ~Optimizer();
 
     // Writes to sum[0] the sum of squares of the gradients of which this rank is the one owner.
-    virtual void sum_squares(double* sum) = 0;
+    void sum_squares(double* sum);
 
     // Updates what this rank owns, in step `step`, counted from 1. `norm`: on the device.
-    virtual void update(int step, float learning_rate, const GradNorm* norm) = 0;
+    void update(int step, float learning_rate, const GradNorm* norm);
 
     // Says that the moments were zero after `step` steps: bias corrections count from there.
     void begins_after(int step) { began_ = step; }
@@ -44,12 +46,23 @@ public:
     const ModelState<float>& state(std::string_view name) const;   // which must exist
     double bytes_per_parameter() const;                            // all states together
 
-protected:
-    Optimizer(const ParamStorage& storage, const OptimizerOptions& options, Arena& arena);
+private:
+    struct Tables;   // of what this rank updates, on the device
+    cudaStream_t stream() const { return stage_.stream(); }
+    void make_tables(Arena& arena);
+    UpdateRange<floatX> through_matrices(UpdateRange<floatX>& range) const;
+    void copy_parameters(const ModelState<float>& weights);
+    void set_step(int step, float learning_rate, const GradNorm* norm);
+    void update_matrices();
+    template <class Rule>
+    void sum_norms_of_all();
 
+    Stage& stage_;
+    OptimizerOptions options_;
+    Communicator* all_;                    // or null
     std::vector<OptimizerState> states_;   // their contents are undefined
     int began_ = 0;
-
-private:
-    const ParamStorage& parameters_;
+    std::vector<int> first_block_;             // each parameter's first block
+    std::unique_ptr<MuonMatrices> matrices_;   // null: no rule is Muon's
+    std::unique_ptr<Tables> tables_;
 };

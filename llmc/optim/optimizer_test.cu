@@ -107,7 +107,7 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
         options.optimizer = kind;
         options.weight_decay = 0.1f;
         options.ema = 0.8f;   // from step 35 on; before, less
-        const auto optimizer = Optimizer::make(stage, options, rank.arena());
+        const auto optimizer = std::make_unique<Optimizer>(stage, options, rank.arena());
         std::vector<ReferenceTensor> expected;
         for (int param = 0; param < stage.table().size(); param++) {
             const Doubles w = doubles(download_tensor(stage.parameters(), param, rank.stream()));
@@ -120,7 +120,7 @@ TEST_CASE("optimizer: 50 steps of every rule are those of a double loop with the
                 std::vector<float> g =
                     drawn(tensor.w.size(), info.random_tensor() + static_cast<std::uint64_t>(step) * 1000003);
                 std::fill(g.begin() + info.exported_elements(), g.end(), 0.0f);   // rows that pad the vocabulary
-                upload_tensor(std::get<Gradients<float>>(stage.gradients()).kept(), param, g, rank.stream());
+                upload_tensor(stage.gradients().kept().as<float>(), param, g, rank.stream());
                 update_reference(tensor, info, doubles(g), options, static_cast<double>(rate_of(kind)), step);
                 const double kept = std::min(0.8, (1.0 + step) / (10.0 + step));
                 for (std::size_t i = 0; i < tensor.w.size(); i++) {
@@ -184,7 +184,7 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
         options.optimizer = OptimizerKind::muon;
         options.muon_scale = scale;
         options.lr = 1.0f, options.muon_lr = 0.5f;
-        const auto optimizer = Optimizer::make(stage, options, rank.arena());
+        const auto optimizer = std::make_unique<Optimizer>(stage, options, rank.arena());
         const bool has_master = optimizer->states().front().is_weights;
         auto weights = [&](int param) {
             return doubles(has_master ? download_tensor(optimizer->state("master"), param, rank.stream())
@@ -194,7 +194,7 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
         for (int param = 0; param < stage.table().size(); param++) {
             before.push_back(weights(param));
             const std::vector<float> g = drawn(before.back().size(), stage.table()[param].random_tensor());
-            upload_tensor(std::get<Gradients<float>>(stage.gradients()).kept(), param, g, rank.stream());
+            upload_tensor(stage.gradients().kept().as<float>(), param, g, rank.stream());
             gradients.push_back(doubles(g));
         }
         optimizer->update(1, 1e-2f, nullptr);

@@ -9,17 +9,25 @@
 // the heads.
 #pragma once
 
-#include <memory>
+#include <vector>
 
+#include "llmc/kernels/pack.h"
 #include "llmc/model/stage/stage.h"
 #include "llmc/parallel/training_groups.h"
 
 class PartialGradients {
 public:
-    virtual ~PartialGradients() = default;
-    // Adds up the gradients: work queued on the stage's stream from now on sees sums.
-    virtual void reduce() = 0;
-};
+    PartialGradients(Stage& stage, const TrainingGroups& groups, Arena& arena);
+    // Adds up the gradients: work queued on the stage's stream from now on sees sums. Does nothing if no gradient is a
+    // part of a sum.
+    void reduce();
 
-// Returns null if no gradient is a part of a sum.
-std::unique_ptr<PartialGradients> make_partial_gradients(Stage& stage, const TrainingGroups& groups, Arena& arena);
+private:
+    struct Sum {
+        Communicator* group;
+        PackTable table;
+    };
+    cudaStream_t stream_;
+    DType type_;
+    std::vector<Sum> sums_;
+};

@@ -1,81 +1,14 @@
 #include "llmc/parallel/zero.h"
 
 #include <algorithm>
-#include <vector>
 
-#include "llmc/base/stream.h"
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/parallel/gradient_sums.h"
 
-namespace {
+static std::size_t shard(const TensorPlace& tensor) { return static_cast<std::size_t>(tensor.kept); }
 
-template <class P, class G>
-class ZeroRank : public Zero {
-public:
-    // `compute`: stream of the model's work.
-    ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups, Arena& arena,
-             cudaStream_t compute);
-
-    void begin_step(int micro_batches) override;
-    void finish_gradients() override;
-    void parameters_changed() override;
-    void wait_for_all_gather() override;
-    void pass_begins(const std::vector<std::vector<int>>& uses) override;
-    void use_begins() override;
-    void use_ends() override;
-    void gradients_begin(int slot) override;
-    void gradients_ready(int slot) override;
-    bool communicates(Direction direction) const override {
-        return shards(StateKind::parameters) || (direction == Direction::backward && reducing_);
-    }
-
-private:
-    bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
-    cudaStream_t traffic() const { return stream_.get(); }
-    static std::size_t shard(const TensorPlace& tensor) { return static_cast<std::size_t>(tensor.kept); }
-    const std::vector<SpanPlace>& spans(int slot) const {
-        return storage_.units()[static_cast<std::size_t>(slot)].spans;
-    }
-    Communicator* group(const SpanPlace& span) const { return span.is_dealt() ? groups_.holders : groups_.zero; }
-    Communicator* replicas(const SpanPlace& span) const { return span.is_dealt() ? nullptr : groups_.replicas; }
-    template <class PerTensor>
-    void for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
-    template <class T>
-    void all_gather(T* out, const T* in, const TensorPlace& tensor, Communicator* group) const;
-    void reduce_scatter(G* out, const G* in, const TensorPlace& tensor, Communicator* group) const;
-    template <class T>
-    void copy(T* out, const T* in, const TensorPlace& tensor) const;
-    void compute_before_traffic() {
-        computed_.record(compute_);
-        computed_.wait(traffic());
-    }
-    bool shares_memory(std::size_t use, int slot) const;
-    int owner(const TensorPlace& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
-    void fetch(int slot);
-    void reduce(int slot);
-    void reduce_to_shards(int slot, bool first, bool last);
-
-    const ParamStorage& storage_;
-    ZeroStates<P, G> states_;
-    ZeroGroups groups_;
-    cudaStream_t compute_;
-    OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
-    OwnedEvent computed_, travelled_;
-    DeviceBuffer<G> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
-    int micro_batches_ = 1;
-    bool reducing_ = false;   // a unit's gradients have left in this step
-
-    std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
-    std::vector<OwnedEvent> fetched_;              // per unit
-    std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
-    std::vector<std::size_t> memory_;              // per unit: the first one that has the same unsharded memory
-    std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
-    const std::vector<std::vector<int>>* uses_ = nullptr;
-    std::size_t next_use_ = 0;
-};
-
-template <class P, class G>
-ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
-                         Arena& arena, cudaStream_t compute)
+Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGroups& groups, Arena& arena,
+           cudaStream_t compute)
     : storage_(storage), states_(states), groups_(groups), compute_(compute) {
     auto require = [&](const Communicator* group, AxisSet axes) {
         const MeshShape& mesh = storage.place().mesh;
@@ -90,7 +23,8 @@ ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& st
     std::int64_t largest = 0;
     for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.kept);
     if (shards(StateKind::gradients) && states_.gradients.exists()) {
-        arrived_ = arena.allocate<G>("reduced gradients/shard", static_cast<std::size_t>(largest));
+        arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
+                                             static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
     }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
@@ -106,16 +40,14 @@ ZeroRank<P, G>::ZeroRank(const ParamStorage& storage, const ZeroStates<P, G>& st
     }
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::begin_step(int micro_batches) {
+void Zero::begin_step(int micro_batches) {
     micro_batches_ = micro_batches;
     ready_.assign(ready_.size(), 0);
     reducing_ = false;
 }
 
-template <class P, class G>
 template <class PerTensor>
-void ZeroRank<P, G>::for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const {
+void Zero::for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const {
     auto for_all = [&] {
         for (int i : span.tensors) per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
     };
@@ -125,30 +57,30 @@ void ZeroRank<P, G>::for_tensors(const SpanPlace& span, Communicator* group, Per
 }
 
 // Copies what a rank alone would send to itself.
-template <class P, class G>
-template <class T>
-void ZeroRank<P, G>::copy(T* out, const T* in, const TensorPlace& tensor) const {
+static void copy(void* out, const void* in, std::size_t bytes, cudaStream_t stream) {
     if (out == in) return;
-    CUDA_CHECK(cudaMemcpyAsync(out, in, sizeof(T) * shard(tensor), cudaMemcpyDeviceToDevice, traffic()));
+    CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
-template <class P, class G>
-template <class T>
-void ZeroRank<P, G>::all_gather(T* out, const T* in, const TensorPlace& tensor, Communicator* group) const {
-    if (group == nullptr) return copy(out, in, tensor);
+void Zero::all_gather(floatX* out, const floatX* in, const TensorPlace& tensor, Communicator* group) const {
+    if (group == nullptr) return copy(out, in, sizeof(floatX) * shard(tensor), traffic());
     group->all_gather(out, in, shard(tensor), traffic());
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::reduce_scatter(G* out, const G* in, const TensorPlace& tensor, Communicator* group) const {
-    if (group == nullptr) return copy(out, in, tensor);
-    group->reduce_scatter(out, in, shard(tensor), traffic());
+void Zero::reduce_scatter(TypedPointer out, TypedPointer in, const TensorPlace& tensor, Communicator* group) const {
+    if (group == nullptr) return copy(out.data, in.data, size_of(in.type) * shard(tensor), traffic());
+    with_gradient_type<floatX>(
+        in.type, [&]<class G> { group->reduce_scatter(out.as<G>(), in.as<G>(), shard(tensor), traffic()); });
+}
+
+void Zero::compute_before_traffic() {
+    computed_.record(compute_);
+    computed_.wait(traffic());
 }
 
 // ---- parameters
 
-template <class P, class G>
-void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
+void Zero::pass_begins(const std::vector<std::vector<int>>& uses) {
     uses_ = &uses;
     next_use_ = 0;
     if (!shards(StateKind::parameters)) return;
@@ -157,8 +89,7 @@ void ZeroRank<P, G>::pass_begins(const std::vector<std::vector<int>>& uses) {
 }
 
 // True if a unit shares memory with one that this entry of the pass reads; it is fetched once the entry has ended.
-template <class P, class G>
-bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
+bool Zero::shares_memory(std::size_t use, int slot) const {
     const std::vector<int>& slots = (*uses_)[use];
     return std::any_of(slots.begin(), slots.end(), [&](int other) {
         return memory_[static_cast<std::size_t>(other)] == memory_[static_cast<std::size_t>(slot)];
@@ -167,8 +98,7 @@ bool ZeroRank<P, G>::shares_memory(std::size_t use, int slot) const {
 
 // Stage 3: fetches the parameters of an entry of the pass while the one before it reads its own. Units that both read
 // stay; a unit that shares memory with the one before is fetched late.
-template <class P, class G>
-void ZeroRank<P, G>::use_begins() {
+void Zero::use_begins() {
     auto reads = [&](std::size_t use, int slot) {
         return std::find((*uses_)[use].begin(), (*uses_)[use].end(), slot) != (*uses_)[use].end();
     };
@@ -187,8 +117,7 @@ void ZeroRank<P, G>::use_begins() {
     }
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::use_ends() {
+void Zero::use_ends() {
     if (shards(StateKind::parameters)) {
         for (int slot : (*uses_)[next_use_]) released_[memory_[static_cast<std::size_t>(slot)]].record(compute_);
     }
@@ -196,8 +125,7 @@ void ZeroRank<P, G>::use_ends() {
 }
 
 // Fetches a unit into its memory, once the last use of that has ended.
-template <class P, class G>
-void ZeroRank<P, G>::fetch(int slot) {
+void Zero::fetch(int slot) {
     released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
     for (const SpanPlace& span : spans(slot)) {
         for_tensors(span, group(span), [&](const TensorPlace& tensor) {
@@ -208,14 +136,13 @@ void ZeroRank<P, G>::fetch(int slot) {
     fetched_[static_cast<std::size_t>(slot)].record(traffic());
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::parameters_changed() {
+void Zero::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
     for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
         for (const SpanPlace& span : spans(slot)) {
             for_tensors(span, group(span), [&](const TensorPlace& tensor) {
-                P* const whole = states_.parameters.tensor(tensor.param);
+                floatX* const whole = states_.parameters.tensor(tensor.param);
                 if (owner(tensor) < 0) {
                     all_gather(whole, states_.parameters.owned(tensor.param), tensor, group(span));
                 } else if (group(span) != nullptr) {   // null: experts that this rank holds alone
@@ -228,24 +155,25 @@ void ZeroRank<P, G>::parameters_changed() {
     }
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::wait_for_all_gather() {
+void Zero::wait_for_all_gather() {
     for (std::size_t unit = 0; unit < fetching_.size(); unit++) {
         if (fetching_[unit]) fetched_[unit].wait(compute_);
         fetching_[unit] = false;
     }
 }
 
+bool Zero::communicates(Direction direction) const {
+    return shards(StateKind::parameters) || (direction == Direction::backward && reducing_);
+}
+
 // ---- gradients
 
-template <class P, class G>
-void ZeroRank<P, G>::gradients_begin(int slot) {
+void Zero::gradients_begin(int slot) {
     if (!shards(StateKind::gradients)) return;
     reduced_[memory_[static_cast<std::size_t>(slot)]].wait(compute_);
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::gradients_ready(int slot) {
+void Zero::gradients_ready(int slot) {
     const int before = ready_[static_cast<std::size_t>(slot)]++;
     ENSURE(before < micro_batches_, "gradients of ", storage_.units()[static_cast<std::size_t>(slot)].name,
            " are ready more than ", micro_batches_, " times in a step");
@@ -262,57 +190,57 @@ void ZeroRank<P, G>::gradients_ready(int slot) {
 }
 
 // Stages 0 and 1: reduces in place.
-template <class P, class G>
-void ZeroRank<P, G>::reduce(int slot) {
-    const ModelState<G>& gradients = states_.gradients;
+void Zero::reduce(int slot) {
+    const StateBuffers& gradients = states_.gradients;
     for (const SpanPlace& span : spans(slot)) {
         Communicator* const ranks = group(span);
         if (!shards(StateKind::optimizer)) {
-            G* const first = gradients.unit(slot).data() + span.offset;
-            if (ranks) ranks->all_reduce(first, static_cast<std::size_t>(span.padded), ReduceOp::sum, traffic());
+            const TypedPointer first = gradients.unit(slot) + span.offset;
+            if (ranks) sum_gradients(*ranks, first, static_cast<std::size_t>(span.padded), traffic());
             continue;
         }
         for_tensors(span, ranks, [&](const TensorPlace& tensor) {
-            G* const whole = gradients.tensor(tensor.param);
+            const TypedPointer whole = gradients.tensor(tensor.param);
             if (owner(tensor) < 0) {
                 reduce_scatter(gradients.owned(tensor.param), whole, tensor, ranks);
             } else if (ranks != nullptr) {
-                ranks->reduce(whole, static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+                with_gradient_type<floatX>(whole.type, [&]<class G> {
+                    ranks->reduce(whole.as<G>(), static_cast<std::size_t>(tensor.padded), owner(tensor), traffic());
+                });
             }
         });
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
         for_tensors(span, copies, [&](const TensorPlace& tensor) {
             const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
-            if (kept > 0) copies->all_reduce(gradients.owned(tensor.param), kept, ReduceOp::sum, traffic());
+            if (kept > 0) sum_gradients(*copies, gradients.owned(tensor.param), kept, traffic());
         });
     }
 }
 
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it. Replicas add theirs at the
 // end: sums over micro-batches travel between groups once a step.
-template <class P, class G>
-void ZeroRank<P, G>::reduce_to_shards(int slot, bool first, bool last) {
+void Zero::reduce_to_shards(int slot, bool first, bool last) {
     const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
-    const DeviceBuffer<G>& kept = states_.gradients.unit(slot);
-    G* into = first ? kept.data() : arrived_.data();
+    const TypedPointer kept = states_.gradients.unit(slot), arrived{arrived_.data(), kept.type};
+    const TypedPointer into = first ? kept : arrived;
     for (const SpanPlace& span : unit.spans) {
         for_tensors(span, group(span), [&](const TensorPlace& tensor) {
             reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
                            states_.unsharded_gradients.tensor(tensor.param), tensor, group(span));
         });
     }
-    if (!first) accumulate(kept.data(), arrived_.data(), unit.kept, traffic());
+    if (!first) {
+        with_gradient_type<floatX>(kept.type,
+                                   [&]<class G> { accumulate(kept.as<G>(), arrived.as<G>(), unit.kept, traffic()); });
+    }
     for (const SpanPlace& span : unit.spans) {
         Communicator* const copies = last ? replicas(span) : nullptr;
-        if (copies == nullptr) continue;
-        copies->all_reduce(kept.data() + span.kept_offset, static_cast<std::size_t>(span.kept), ReduceOp::sum,
-                           traffic());
+        if (copies) sum_gradients(*copies, kept + span.kept_offset, static_cast<std::size_t>(span.kept), traffic());
     }
 }
 
-template <class P, class G>
-void ZeroRank<P, G>::finish_gradients() {
+void Zero::finish_gradients() {
     for (std::size_t slot = 0; slot < ready_.size(); slot++) {
         ENSURE(ready_[slot] == micro_batches_, "gradients of ", storage_.units()[slot].name, " were ready ",
                ready_[slot], " times in a step of ", micro_batches_, " micro-batches");
@@ -320,19 +248,3 @@ void ZeroRank<P, G>::finish_gradients() {
     travelled_.record(traffic());
     travelled_.wait(compute_);
 }
-
-}   // namespace
-
-template <class P, class G>
-std::unique_ptr<Zero> make_zero(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
-                                Arena& arena, cudaStream_t compute) {
-    return std::make_unique<ZeroRank<P, G>>(storage, states, groups, arena, compute);
-}
-template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<float, float>&, const ZeroGroups&,
-                                         Arena&, cudaStream_t);
-#if defined(PRECISION_BF16)
-template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<bf16, float>&, const ZeroGroups&, Arena&,
-                                         cudaStream_t);
-template std::unique_ptr<Zero> make_zero(const ParamStorage&, const ZeroStates<bf16, bf16>&, const ZeroGroups&, Arena&,
-                                         cudaStream_t);
-#endif

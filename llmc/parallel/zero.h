@@ -37,34 +37,19 @@
 // buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
 #pragma once
 
-#include <memory>
+#include <vector>
 
+#include "llmc/base/stream.h"
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/model/parameters/unit_hooks.h"
+#include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
 
 // States of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole and, if
 // nothing is sharded, the same as the kept ones.
-template <class P, class G>
 struct ZeroStates {
-    ModelState<P> parameters, unsharded_parameters;
-    ModelState<G> gradients, unsharded_gradients;
-};
-
-// One rank's part in data parallelism and ZeRO.
-class Zero : public UnitHooks {
-public:
-    // Begins a step, in which the gradients of every unit become ready `micro_batches` times.
-    virtual void begin_step(int micro_batches) = 0;
-    // Ends the reductions after the last micro-batch: work queued on the compute stream from now on sees reduced
-    // gradients. If the gradients of a unit have not been ready as often as begin_step() said, this is a bug and names
-    // the unit (under stages 0 and 1 it has not been reduced).
-    virtual void finish_gradients() = 0;
-    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
-    virtual void parameters_changed() = 0;
-    // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
-    // them.
-    virtual void wait_for_all_gather() = 0;
+    ModelState<floatX> parameters, unsharded_parameters;
+    StateBuffers gradients, unsharded_gradients;
 };
 
 // Null: this rank alone.
@@ -74,12 +59,70 @@ struct ZeroGroups {
     Communicator* holders = nullptr;    // the ranks of holder_axes: in place of both for experts that are dealt out
 };
 
-// This rank's part in `groups`, whose sizes and ranks must be those of the storage's mesh. Work of the model goes to
-// `compute`; what moves has a stream of its own. P: type of the parameters, G: of the gradients, which is never
-// narrower.
-template <class P, class G>
-std::unique_ptr<Zero> make_zero(const ParamStorage& storage, const ZeroStates<P, G>& states, const ZeroGroups& groups,
-                                Arena& arena, cudaStream_t compute);
+// One rank's part in data parallelism and ZeRO.
+class Zero : public UnitHooks {
+public:
+    // This rank's part in `groups`, whose sizes and ranks must be those of the storage's mesh. Work of the model goes
+    // to `compute`; what moves has a stream of its own.
+    Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGroups& groups, Arena& arena,
+         cudaStream_t compute);
+
+    // Begins a step, in which the gradients of every unit become ready `micro_batches` times.
+    void begin_step(int micro_batches);
+    // Ends the reductions after the last micro-batch: work queued on the compute stream from now on sees reduced
+    // gradients. If the gradients of a unit have not been ready as often as begin_step() said, this is a bug and names
+    // the unit (under stages 0 and 1 it has not been reduced).
+    void finish_gradients();
+    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
+    void parameters_changed();
+    // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
+    // them.
+    void wait_for_all_gather();
+
+    void pass_begins(const std::vector<std::vector<int>>& uses) override;
+    void use_begins() override;
+    void use_ends() override;
+    void gradients_begin(int slot) override;
+    void gradients_ready(int slot) override;
+    bool communicates(Direction direction) const override;
+
+private:
+    bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
+    cudaStream_t traffic() const { return stream_.get(); }
+    const std::vector<SpanPlace>& spans(int slot) const {
+        return storage_.units()[static_cast<std::size_t>(slot)].spans;
+    }
+    Communicator* group(const SpanPlace& span) const { return span.is_dealt() ? groups_.holders : groups_.zero; }
+    Communicator* replicas(const SpanPlace& span) const { return span.is_dealt() ? nullptr : groups_.replicas; }
+    int owner(const TensorPlace& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
+    template <class PerTensor>
+    void for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
+    void all_gather(floatX* out, const floatX* in, const TensorPlace& tensor, Communicator* group) const;
+    void reduce_scatter(TypedPointer out, TypedPointer in, const TensorPlace& tensor, Communicator* group) const;
+    void compute_before_traffic();
+    bool shares_memory(std::size_t use, int slot) const;
+    void fetch(int slot);
+    void reduce(int slot);
+    void reduce_to_shards(int slot, bool first, bool last);
+
+    const ParamStorage& storage_;
+    ZeroStates states_;
+    ZeroGroups groups_;
+    cudaStream_t compute_;
+    OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
+    OwnedEvent computed_, travelled_;
+    DeviceBuffer<std::byte> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
+    int micro_batches_ = 1;
+    bool reducing_ = false;   // a unit's gradients have left in this step
+
+    std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
+    std::vector<OwnedEvent> fetched_;              // per unit
+    std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
+    std::vector<std::size_t> memory_;              // per unit: the first one that has the same unsharded memory
+    std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
+    const std::vector<std::vector<int>>* uses_ = nullptr;
+    std::size_t next_use_ = 0;
+};
 
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
 // of which ZeRO divides more with each stage, and working memory.

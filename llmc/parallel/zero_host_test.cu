@@ -15,23 +15,25 @@ struct Rank {
         : test(its_test),
           storage(ParamTable(custom_model_config(4, 2, 32, 16, 100)),
                   ShardPlace{test.world.mesh(), test.world.at(), zero_stage}, {{{0, 4}}, true, true}),
-          states{kept(StateKind::parameters), unsharded(StateKind::parameters, layer_sets), kept(StateKind::gradients),
-                 unsharded(StateKind::gradients, layer_sets)},
-          zero(make_zero(storage, states, {&test.all}, test.arena, test.stream)) {
+          states{kept<floatX>(StateKind::parameters), unsharded<floatX>(StateKind::parameters, layer_sets),
+                 kept<float>(StateKind::gradients), unsharded<float>(StateKind::gradients, layer_sets)},
+          zero(std::make_unique<Zero>(storage, states, ZeroGroups{&test.all}, test.arena, test.stream)) {
         states.parameters.zero(test.stream);
     }
 
-    ModelState<float> kept(StateKind state) {
+    template <class T>
+    ModelState<T> kept(StateKind state) {
         return {test.arena, text("kept ", static_cast<int>(state)), storage, state};
     }
-    ModelState<float> unsharded(StateKind state, int sets) {
-        if (!is_sharded(state, storage.place().zero_stage)) return kept(state);
-        return ModelState<float>::rotating(test.arena, text("unsharded ", static_cast<int>(state)), storage, sets);
+    template <class T>
+    ModelState<T> unsharded(StateKind state, int sets) {
+        if (!is_sharded(state, storage.place().zero_stage)) return kept<T>(state);
+        return ModelState<T>::rotating(test.arena, text("unsharded ", static_cast<int>(state)), storage, sets);
     }
 
     TestRank& test;
     ParamStorage storage;
-    ZeroStates<float, float> states;
+    ZeroStates states;
     std::unique_ptr<Zero> zero;
 };
 
@@ -40,7 +42,8 @@ float part_of(int rank, int slot, int m) { return static_cast<float>(1 + rank + 
 
 void backward_of_unit(Rank& me, int slot, int m) {
     const bool sharded = is_sharded(StateKind::gradients, me.storage.place().zero_stage);
-    const DeviceBuffer<float>& gradients = (sharded ? me.states.unsharded_gradients : me.states.gradients).unit(slot);
+    const StateBuffers& state = sharded ? me.states.unsharded_gradients : me.states.gradients;
+    const DeviceBuffer<float> gradients = state.as<float>().unit(slot);
     float value = 0;   // whole gradients are added to by backward itself
     for (int i = sharded ? m : 0; i <= m; i++) value += part_of(me.test.rank(), slot, i);
     me.zero->gradients_begin(slot);
@@ -67,7 +70,7 @@ std::string forward_fault(TestRank& test, int layer_sets) {
     try {
         me.zero->pass_begins(uses);
         for (const std::vector<int>& use : uses) {
-            const DeviceBuffer<float>& layer = me.states.unsharded_parameters.unit(use[0]);
+            const DeviceBuffer<floatX> layer = me.states.unsharded_parameters.unit(use[0]);
             me.zero->use_begins();
             cast(out.data(), layer.data(), static_cast<std::int64_t>(layer.size()), test.stream);
             me.zero->use_ends();
@@ -106,7 +109,7 @@ TEST_CASE("zero: first and last micro-batch are counted for each unit alone") {
                                           me.storage.units()[static_cast<std::size_t>(slot)].tensors[0])]
                                       .param;
                 float found = 0;
-                CUDA_CHECK(cudaMemcpyAsync(&found, me.states.gradients.owned(param), sizeof found,
+                CUDA_CHECK(cudaMemcpyAsync(&found, me.states.gradients.owned(param).data, sizeof found,
                                            cudaMemcpyDeviceToHost, test.stream));
                 CUDA_CHECK(cudaStreamSynchronize(test.stream));
                 test.require(found == expected, "unit ", slot, ": ", found, " instead of ", expected);
@@ -146,7 +149,7 @@ TEST_CASE("zero: gradients that are ready once too seldom are a bug that names t
 TEST_CASE("zero: layers that share memory may be used one after the other, and one layer twice, as chunks need") {
     on_ranks(ranks, [](TestRank& test) {
         Rank me(test, 3);
-        const ModelState<float>& kept = me.states.parameters;
+        const ModelState<floatX>& kept = me.states.parameters;
         for (int slot = 0; slot < 6; slot++) {
             fill(kept.unit(slot).data(), static_cast<std::int64_t>(kept.unit(slot).size()), 10.0f + slot, test.stream);
         }
@@ -156,11 +159,11 @@ TEST_CASE("zero: layers that share memory may be used one after the other, and o
         me.zero->pass_begins(uses);
         std::size_t fetched = 0;
         for (std::size_t i = 0; i < uses.size(); i++) {
-            const DeviceBuffer<float>& unit = me.states.unsharded_parameters.unit(uses[i][0]);
+            const DeviceBuffer<floatX> unit = me.states.unsharded_parameters.unit(uses[i][0]);
             me.zero->use_begins();
             cast(found.data() + i, unit.data() + unit.size() - 1, 1, test.stream);
             me.zero->use_ends();
-            if (i == 0 || uses[i] != uses[i - 1]) fetched += unit.size() * sizeof(float) / ranks;
+            if (i == 0 || uses[i] != uses[i - 1]) fetched += unit.size() * sizeof(floatX) / ranks;
         }
         const std::vector<float> values = found.download(test.stream);
         for (std::size_t i = 0; i < uses.size(); i++) {

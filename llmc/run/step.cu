@@ -6,7 +6,7 @@
 #include "llmc/base/profile_range.h"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
-#include "llmc/parallel/partial_gradients.h"
+#include "llmc/parallel/gradient_sums.h"
 #include "llmc/parallel/zero.h"
 
 // Results of a step on the device, read by the host in one copy. The first `sums` doubles are summed over ranks in one
@@ -22,13 +22,10 @@ namespace {
 
 std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
-    auto with = [&]<class G>(Gradients<G>& gradients) -> std::unique_ptr<Zero> {
-        const ZeroStates<floatX, G> states{stage.parameters(), stage.unsharded_parameters(), gradients.kept(),
-                                           gradients.unsharded()};
-        return make_zero(stage.storage(), states, {groups.zero, groups.replicas, groups.holders}, arena,
-                         stage.stream());
-    };
-    return std::visit(with, stage.gradients());
+    const ZeroStates states{stage.parameters(), stage.unsharded_parameters(), stage.gradients().kept(),
+                            stage.gradients().unsharded()};
+    return std::make_unique<Zero>(stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders},
+                                  arena, stage.stream());
 }
 
 }   // namespace
@@ -37,10 +34,10 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
     : stage_(stage),
       grad_clip_(options.grad_clip),
       groups_(groups),
-      optimizer_(stage.options().backward ? Optimizer::make(stage, options, arena, groups) : nullptr),
+      optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       zero_(zero_of(stage, groups, arena)),
-      partial_(make_partial_gradients(stage, groups, arena)),
+      partial_(stage, groups, arena),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
     const ShardPlace& place = stage.storage().place();
@@ -64,7 +61,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     const ProfileRange range("gradients");
     const cudaStream_t stream = stage_.stream();
     Numbers* const numbers = numbers_.data();
-    std::visit([](auto& gradients) { gradients.begin_step(); }, stage_.gradients());
+    stage_.gradients().begin_step();
     const int micro_batches = micro_batches_of(schedule);
     if (zero_) zero_->begin_step(micro_batches);
     const int sequences = stage_.options().B * micro_batches * stage_.options().place.mesh.dp;
@@ -83,7 +80,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     vote_sent_.record(stream);
     const ProfileRange reductions("reductions and norm");
     if (zero_) zero_->finish_gradients();
-    if (partial_) partial_->reduce();
+    partial_.reduce();
     exchange_tied_gradients();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     if (groups_.all) groups_.all->all_reduce(&numbers->loss, step_sums, ReduceOp::sum, stream);
@@ -109,11 +106,7 @@ void Step::exchange_tied_gradients() {
     for (const TensorPlace& tensor : storage.tensors()) {
         if (!storage.table()[tensor.param].tensor.tied) continue;
         const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
-        std::visit(
-            [&](auto& gradients) {
-                ends->all_reduce(gradients.kept().owned(tensor.param), count, ReduceOp::sum, stage_.stream());
-            },
-            stage_.gradients());
+        sum_gradients(*ends, stage_.gradients().kept().owned(tensor.param), count, stage_.stream());
     }
 }
 

@@ -11,13 +11,13 @@
 
 #include "llmc/base/pinned.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/partial_gradients.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/comm.h"
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/stopping/stop_signals.h"
 
-class Zero;               // llmc/parallel/zero.h
-class PartialGradients;   // llmc/parallel/partial_gradients.h
+class Zero;   // llmc/parallel/zero.h
 
 // Result of a step, the same on every rank.
 struct StepResult {
@@ -89,7 +89,7 @@ private:
     DeviceBuffer<Numbers> numbers_;
     PinnedBuffer<StopVotes> vote_{1};   // copied to numbers_; reusable after vote_sent_
     OwnedEvent vote_sent_;
-    std::unique_ptr<Zero> zero_;                  // null: no ranks to share with
-    std::unique_ptr<PartialGradients> partial_;   // null: no gradient is a partial sum over tp ranks
+    std::unique_ptr<Zero> zero_;   // null: no ranks to share with
+    PartialGradients partial_;
     Pipeline pipeline_;
 };

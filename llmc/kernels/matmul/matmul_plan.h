@@ -4,7 +4,6 @@
 
 #include <cublasLt.h>
 
-#include <algorithm>
 #include <compare>
 #include <string>
 #include <vector>
@@ -12,18 +11,11 @@
 #include "llmc/base/check.h"
 #include "llmc/base/matmul_rows.h"
 
-inline void cublas_check(cublasStatus_t status, const std::string& what) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
-    bool no_device = status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ARCH_MISMATCH;
-    throw Error(no_device ? ErrorKind::no_device : ErrorKind::bug,
-                text("cuBLASLt: ", what, " failed: ", cublasLtGetStatusName(status)));
-}
+// Throws an Error where a call of cuBLASLt failed; `what`: the call in words.
+void cublas_check(cublasStatus_t status, const std::string& what);
 
 // Returns the largest power of two that divides the address, at most 256 bytes, the most that cuBLASLt asks about.
-inline std::uint32_t alignment_bytes(const void* pointer) {
-    auto address = reinterpret_cast<std::uintptr_t>(pointer);
-    return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
-}
+std::uint32_t alignment_bytes(const void* pointer);
 
 // A matrix as cuBLASLt sees it: `rows` adjacent elements, `cols` times, `ld` elements apart.
 struct MatmulOperand {
@@ -32,19 +24,11 @@ struct MatmulOperand {
     auto operator<=>(const MatmulOperand&) const = default;
 };
 
-inline MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
-    return {rows, cols, stride ? stride : rows, alignment_bytes(data)};
-}
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride);
 
 // Returns the bytes a multiplication moves, each operand once (bias not counted).
-inline std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b,
-                            const MatmulOperand& d, bool accumulate) {
-    auto bytes = [](const MatmulOperand& m, cudaDataType_t type) {
-        return static_cast<std::size_t>(m.rows * m.cols) * (type == CUDA_R_32F ? 4 : 2);
-    };
-    const bool aux = (row.epilogue & 128) != 0;
-    return bytes(a, row.input) + bytes(b, row.input) + (std::size_t{1} + aux + accumulate) * bytes(d, row.output);
-}
+std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b, const MatmulOperand& d,
+                     bool accumulate);
 
 // Everything that a plan depends on.
 struct MatmulProblem {
@@ -56,19 +40,7 @@ struct MatmulProblem {
     auto operator<=>(const MatmulProblem&) const = default;
 };
 
-inline std::string describe(const MatmulProblem& p, bool tf32) {
-    const MatmulRow& row = matmul_rows[p.row];
-    auto type = [](cudaDataType_t t) { return t == CUDA_R_32F ? "fp32" : "bf16"; };
-    auto one = [](const char* name, const MatmulOperand& m) {
-        return text(" ", name, "=", m.rows, "x", m.cols, "/", m.ld, "@", m.alignment);
-    };
-    return text(row.use, " ", type(row.input), tf32 ? " as tf32" : "", " -> ", type(row.output),
-                !p.accumulate                         ? std::string()
-                : row.addend == MatmulAddend::another ? text(" + residual@", p.c_alignment)
-                                                      : std::string(" accumulated"),
-                one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment,
-                p.left_free > 0 ? text(" leaving ", p.left_free) : std::string());
-}
+std::string describe(const MatmulProblem& p, bool tf32);   // for messages
 
 struct MatmulCandidate {
     cublasLtMatmulAlgo_t algorithm;
@@ -93,12 +65,7 @@ struct MatmulPlan {
     MatmulPlan() = default;
     MatmulPlan(const MatmulPlan&) = delete;
     MatmulPlan& operator=(const MatmulPlan&) = delete;
-    ~MatmulPlan() {
-        if (d) cublasLtMatrixLayoutDestroy(d);
-        if (b) cublasLtMatrixLayoutDestroy(b);
-        if (a) cublasLtMatrixLayoutDestroy(a);
-        if (desc) cublasLtMatmulDescDestroy(desc);
-    }
+    ~MatmulPlan();
 
     template <class V>
     void set(cublasLtMatmulDescAttributes_t attribute, const V& value) {
@@ -106,9 +73,5 @@ struct MatmulPlan {
     }
 };
 
-inline void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m,
-                          const std::string& name) {
-    cublas_check(cublasLtMatrixLayoutCreate(layout, type, static_cast<std::uint64_t>(m.rows),
-                                            static_cast<std::uint64_t>(m.cols), m.ld),
-                 "layout of " + name);
-}
+void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m,
+                   const std::string& name);

@@ -34,11 +34,11 @@
 #include "llmc/kernels/vec.cuh"
 
 // One contiguous local range of one parameter tensor; every pointer is to its first element, all have `count` elements.
-template <class Real, class Grad>
+template <class Real>
 struct UpdateRange {
     Real* parameter;
     float* master;   // or null
-    const Grad* gradient;
+    TypedPointer gradient;   // of the same type in all ranges of a table
     float* m;
     float* v;   // null if the rule has none
     std::int64_t count;
@@ -61,10 +61,10 @@ struct UpdateStep {
 };
 
 // The tensors to update, on the device; made once, used every step.
-template <class Real, class Grad>
+template <class Real>
 struct UpdateTable {
-    std::vector<UpdateRange<Real, Grad>> ranges;
-    DeviceBuffer<UpdateRange<Real, Grad>> device_ranges;
+    std::vector<UpdateRange<Real>> ranges;
+    DeviceBuffer<UpdateRange<Real>> device_ranges;
     UpdateStep step{};                     // last set_update_step
     DeviceBuffer<UpdateFactors> factors;   // factors of `step`, one element
     DeviceBuffer<double> partials;         // one sum per block: of the weights, then of the changes
@@ -72,21 +72,20 @@ struct UpdateTable {
 };
 
 // Makes a table on the device. `norms`: for sum_norms, where every range has its own norms.
-template <class Real, class Grad>
-UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
-                                          std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
-                                          bool norms = false);
+template <class Real>
+UpdateTable<Real> make_update_table(Arena& arena, const std::string& name, std::vector<UpdateRange<Real>> ranges,
+                                    cudaStream_t stream, bool norms = false);
 
 // Sets the step of the table's next updates and norms, and copies it to the device: not part of a graph.
-template <class Real, class Grad>
-void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream);
+template <class Real>
+void set_update_step(UpdateTable<Real>& table, const UpdateStep& step, cudaStream_t stream);
 
-template <class Rule, class Real, class Grad>
-void update_weights(const UpdateTable<Real, Grad>& table, cudaStream_t stream);
+template <class Rule, class Real>
+void update_weights(const UpdateTable<Real>& table, cudaStream_t stream);
 
 // Writes norms[range.norms] = the sums of squares of each range, of the rule's two vectors; other entries stay.
-template <class Rule, class Real, class Grad>
-void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, cudaStream_t stream);
+template <class Rule, class Real>
+void sum_norms(TensorNorms* norms, const UpdateTable<Real>& table, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Stochastic rounding
@@ -134,15 +133,14 @@ constexpr int kUpdateThreads = 256;
 constexpr int kUpdateTurns = 4;   // pieces of eight elements per thread: spreads the cost of finding the range
 constexpr std::int64_t kUpdateBlock = static_cast<std::int64_t>(kUpdateThreads) * 8 * kUpdateTurns;
 
-template <class Real, class Grad>
-__device__ __forceinline__ Vec8<float> load_weights(const UpdateRange<Real, Grad>& range, std::int64_t i,
-                                                    Extent extent) {
+template <class Real>
+__device__ __forceinline__ Vec8<float> load_weights(const UpdateRange<Real>& range, std::int64_t i, Extent extent) {
     if (range.master) return load8(range.master, i, extent);
     return to_floats(load8(range.parameter, i, extent));
 }
 
-template <class Real, class Grad>
-__device__ __forceinline__ void store_weights(const UpdateRange<Real, Grad>& range, std::int64_t i, Extent extent,
+template <class Real>
+__device__ __forceinline__ void store_weights(const UpdateRange<Real>& range, std::int64_t i, Extent extent,
                                               const Vec8<float>& w, const UpdateFactors& f) {
     if (range.master) store8(range.master, i, extent, w);
     if constexpr (std::is_same_v<Real, bf16>) {
@@ -159,8 +157,8 @@ __device__ __forceinline__ void store_weights(const UpdateRange<Real, Grad>& ran
 struct UpdatePiece {
     Vec8<float> w, m, v, g;
 };
-template <class Rule, class Real, class Grad>
-__device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>& range, std::int64_t i, Extent extent,
+template <class Rule, class Grad, class Real>
+__device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real>& range, std::int64_t i, Extent extent,
                                                   float grad_scale) {
     // Loads the gradient last: if it is bf16, a GPU waits there for all earlier loads (see with_known_extent, which
     // would cost so many registers here that fewer threads had loads under way).
@@ -168,7 +166,9 @@ __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>&
     if constexpr (Rule::reads & reads_m) x.m = load8(range.m, i, extent);
     if constexpr (Rule::reads & reads_v) x.v = load8(range.v, i, extent);
     if constexpr (Rule::reads & reads_w) x.w = load_weights(range, i, extent);
-    if constexpr (Rule::reads & (reads_g | is_direction)) x.g = to_floats(load8(range.gradient, i, extent));
+    if constexpr (Rule::reads & (reads_g | is_direction)) {
+        x.g = to_floats(load8(static_cast<const Grad*>(range.gradient.data), i, extent));
+    }
     if constexpr (Rule::reads & reads_g) {
 #pragma unroll
         for (int k = 0; k < 8; k++) x.g[k] *= grad_scale;
@@ -176,22 +176,22 @@ __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real, Grad>&
     return x;
 }
 
-template <class Real, class Grad>
-__device__ __forceinline__ Extent extent_of(const UpdateRange<Real, Grad>& range) {
+template <class Real>
+__device__ __forceinline__ Extent extent_of(const UpdateRange<Real>& range) {
     const std::uintptr_t addresses =
         reinterpret_cast<std::uintptr_t>(range.parameter) | reinterpret_cast<std::uintptr_t>(range.master) |
-        reinterpret_cast<std::uintptr_t>(range.gradient) | reinterpret_cast<std::uintptr_t>(range.m) |
+        reinterpret_cast<std::uintptr_t>(range.gradient.data) | reinterpret_cast<std::uintptr_t>(range.m) |
         reinterpret_cast<std::uintptr_t>(range.v);
     return {range.count, addresses % 16 == 0};
 }
 
 template <class Rule, class Real, class Grad>
 __global__ void __launch_bounds__(kUpdateThreads)
-    update_kernel(const UpdateRange<Real, Grad>* ranges, int count, const UpdateFactors* of_step) {
+    update_kernel(const UpdateRange<Real>* ranges, int count, const UpdateFactors* of_step) {
     const UpdateFactors factors = *of_step;
     if (factors.norm && factors.norm->skip) return;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
-    const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
+    const UpdateRange<Real> range = range_of_block(ranges, count, blockIdx.x);
     float ratio = range.scale;
     if constexpr (Rule::has_ratio) {
         if (range.norms >= 0) ratio = Rule::ratio(factors.norms[range.norms], range.weight_decay, factors);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     const BlockSpan span = span_of_block(range, blockIdx.x, kUpdateBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
-        UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);
+        UpdatePiece x = load_piece<Rule, Grad>(range, i, extent, grad_scale);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             Rule::update(x.w[k], x.m[k], x.v[k], x.g[k], range.weight_decay, ratio, factors);
@@ -214,17 +214,16 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
 template <class Rule, class Real, class Grad>
 __global__ void __launch_bounds__(kUpdateThreads)
-    norm_partials_kernel(double* partials, const UpdateRange<Real, Grad>* ranges, int count,
-                         const UpdateFactors* of_step) {
+    norm_partials_kernel(double* partials, const UpdateRange<Real>* ranges, int count, const UpdateFactors* of_step) {
     const UpdateFactors factors = *of_step;
     const float grad_scale = factors.norm ? factors.norm->scale : 1.0f;
-    const UpdateRange<Real, Grad> range = range_of_block(ranges, count, blockIdx.x);
+    const UpdateRange<Real> range = range_of_block(ranges, count, blockIdx.x);
     const Extent extent = extent_of(range);
     const BlockSpan span = span_of_block(range, blockIdx.x, kUpdateBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     Vec8<double> weights = {}, changes = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
-        const UpdatePiece x = load_piece<Rule>(range, i, extent, grad_scale);   // zero past the end
+        const UpdatePiece x = load_piece<Rule, Grad>(range, i, extent, grad_scale);   // zero past the end
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const double w = static_cast<double>(x.w[k]);
@@ -254,14 +253,14 @@ __global__ void __launch_bounds__(kOrderedSumThreads)
     if (threadIdx.x == 0) norms[range.norms] = {weights, changes};
 }
 
-template <class Real, class Grad>
-UpdateTable<Real, Grad> make_update_table(Arena& arena, const std::string& name,
-                                          std::vector<UpdateRange<Real, Grad>> ranges, cudaStream_t stream,
-                                          bool norms) {
-    UpdateTable<Real, Grad> table;
+template <class Real>
+UpdateTable<Real> make_update_table(Arena& arena, const std::string& name, std::vector<UpdateRange<Real>> ranges,
+                                    cudaStream_t stream, bool norms) {
+    require_one_type(ranges);
+    UpdateTable<Real> table;
     table.blocks = number_blocks(ranges, kUpdateBlock);
     table.ranges = std::move(ranges);
-    table.device_ranges = arena.allocate<UpdateRange<Real, Grad>>(name + "_ranges", table.ranges.size());
+    table.device_ranges = arena.allocate<UpdateRange<Real>>(name + "_ranges", table.ranges.size());
     table.device_ranges.upload(table.ranges, stream);
     table.factors = arena.allocate<UpdateFactors>(name + "_step", 1);
     if (norms) {
@@ -288,25 +287,27 @@ inline UpdateFactors factors_of(const UpdateStep& step) {
             .norms = step.norms};
 }
 
-template <class Real, class Grad>
-void set_update_step(UpdateTable<Real, Grad>& table, const UpdateStep& step, cudaStream_t stream) {
+template <class Real>
+void set_update_step(UpdateTable<Real>& table, const UpdateStep& step, cudaStream_t stream) {
     table.step = step;
     const std::vector factors{factors_of(step)};
     if (table.blocks > 0) table.factors.upload(factors, stream);
 }
 
 // Returns a launch that declares what a rule reads of a table's ranges.
-template <class Rule, class Real, class Grad>
-Launch update_launch(const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
+template <class Rule, class Real>
+Launch update_launch(const UpdateTable<Real>& table, cudaStream_t stream) {
     const UpdateStep& step = table.step;
     ENSURE(step.step >= 1, "an update before its step was set");
     Launch where{dim3(blocks_for(table.blocks, 1)), loop_threads(kUpdateThreads), 0, stream};
     where.reads(table.device_ranges.data(), table.device_ranges.bytes());
     where.reads(table.factors.data(), table.factors.bytes());
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
-    for (const UpdateRange<Real, Grad>& range : table.ranges) {
+    for (const UpdateRange<Real>& range : table.ranges) {
         const std::size_t floats = range.count * sizeof(float);
-        if (Rule::reads & (reads_g | is_direction)) where.reads(range.gradient, range.count * sizeof(Grad));
+        if (Rule::reads & (reads_g | is_direction)) {
+            where.reads(range.gradient.data, range.count * size_of(range.gradient.type));
+        }
         if (Rule::reads & reads_m) where.reads(range.m, floats);
         if (Rule::reads & reads_v) where.reads(range.v, floats);
         if (Rule::reads & reads_w) {
@@ -320,33 +321,37 @@ Launch update_launch(const UpdateTable<Real, Grad>& table, cudaStream_t stream) 
     return where;
 }
 
-template <class Rule, class Real, class Grad>
-void update_weights(const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
+template <class Rule, class Real>
+void update_weights(const UpdateTable<Real>& table, cudaStream_t stream) {
     if (table.blocks == 0) return;
     Launch where = update_launch<Rule>(table, stream);
-    for (const UpdateRange<Real, Grad>& range : table.ranges) {
+    for (const UpdateRange<Real>& range : table.ranges) {
         const std::size_t floats = range.count * sizeof(float);
         if (Rule::writes & reads_m) where.writes(range.m, floats);
         if (Rule::writes & reads_v) where.writes(range.v, floats);
         if (Rule::writes & (reads_w | is_direction)) where.writes(range.parameter, range.count * sizeof(Real));
         if ((Rule::writes & reads_w) && range.master) where.writes(range.master, floats);
     }
-    launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(), static_cast<int>(table.ranges.size()),
-           table.factors.data());
+    with_gradient_type<Real>(table.ranges.front().gradient.type, [&]<class Grad> {
+        launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(),
+               static_cast<int>(table.ranges.size()), table.factors.data());
+    });
 }
 
-template <class Rule, class Real, class Grad>
-void sum_norms(TensorNorms* norms, const UpdateTable<Real, Grad>& table, cudaStream_t stream) {
+template <class Rule, class Real>
+void sum_norms(TensorNorms* norms, const UpdateTable<Real>& table, cudaStream_t stream) {
     if (table.blocks == 0) return;
     Launch squares = update_launch<Rule>(table, stream);
     squares.writes(table.partials.data(), table.partials.bytes());
     const int count = static_cast<int>(table.ranges.size());
-    launch(norm_partials_kernel<Rule, Real, Grad>, squares, table.partials.data(), table.device_ranges.data(), count,
-           table.factors.data());
+    with_gradient_type<Real>(table.ranges.front().gradient.type, [&]<class Grad> {
+        launch(norm_partials_kernel<Rule, Real, Grad>, squares, table.partials.data(), table.device_ranges.data(),
+               count, table.factors.data());
+    });
     Launch add{dim3(static_cast<unsigned>(count)), dim3(kOrderedSumThreads), 0, stream};
     add.reads(table.device_ranges.data(), table.device_ranges.bytes());
     add.reads(table.partials.data(), table.partials.bytes());
-    for (const UpdateRange<Real, Grad>& range : table.ranges) add.writes(norms + range.norms, sizeof(TensorNorms));
-    launch(add_norm_partials_kernel<UpdateRange<Real, Grad>>, add, norms, table.partials.data(),
-           table.device_ranges.data(), count, table.blocks);
+    for (const UpdateRange<Real>& range : table.ranges) add.writes(norms + range.norms, sizeof(TensorNorms));
+    launch(add_norm_partials_kernel<UpdateRange<Real>>, add, norms, table.partials.data(), table.device_ranges.data(),
+           count, table.blocks);
 }

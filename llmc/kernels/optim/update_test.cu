@@ -59,14 +59,14 @@ std::vector<Tensor<Real, Grad>> make_tensors(KernelTest& test, bool masters) {
 }
 
 template <class Real, class Grad>
-UpdateTable<Real, Grad> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters,
-                                   const UpdateStep& step) {
-    std::vector<UpdateRange<Real, Grad>> ranges;
+UpdateTable<Real> make_table(KernelTest& test, const std::vector<Tensor<Real, Grad>>& tensors, bool masters,
+                             const UpdateStep& step) {
+    std::vector<UpdateRange<Real>> ranges;
     for (const auto& t : tensors) {
         ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(), t.v.data(),
                           static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
     }
-    auto table = make_update_table<Real, Grad>(test.arena, "test/adam", ranges, test.stream);
+    auto table = make_update_table<Real>(test.arena, "test/adam", ranges, test.stream);
     set_update_step(table, step, test.stream);
     return test.keep(table);
 }
@@ -133,6 +133,17 @@ TEST_CASE("adamw: which step it is, and its learning rate, are read on the devic
     }
 }
 
+TEST_CASE("adamw: gradients of two types in one table are a bug, in the norm's table too") {
+    KernelTest test;
+    auto wide = test.tensor<float>(Doubles(8, 1.0)), m = test.tensor<float>(Doubles(8, 0.0));
+    auto narrow = test.tensor<bf16>(Doubles(8, 1.0)), w = test.tensor<bf16>(Doubles(8, 1.0));
+    UpdateRange<bf16> first{w.data(), nullptr, wide.data(), m.data(), m.data(), 8, 0.0f}, second = first;
+    second.gradient = narrow.data();
+    CHECK_THROWS_AS(make_update_table<bf16>(test.arena, "test/adam", {first, second}, test.stream), Error);
+    CHECK_THROWS_AS(make_norm_table(test.arena, "test/norm", {{wide.data(), 8}, {narrow.data(), 8}}, test.stream),
+                    Error);
+}
+
 TEST_CASE("adamw: without a norm gradients count as they are") {
     KernelTest test;
     auto tensors = make_tensors<float, float>(test, false), same = make_tensors<float, float>(test, false);
@@ -167,9 +178,16 @@ std::vector<bf16> stochastic_step(const Doubles& w, std::size_t first, std::size
     auto parameter = test.tensor<bf16>(piece);
     auto m = test.tensor<float>(Doubles(count, 0.0)), v = test.tensor<float>(Doubles(count, 0.0));
     auto g = test.tensor<float>(Doubles(count, gradient));
-    UpdateRange<bf16, float> range{parameter.data(), nullptr, g.data(), m.data(), v.data(), static_cast<std::int64_t>(count), 0.0f,
-                                 tensor_key, GlobalSpan{static_cast<std::int64_t>(first)}};
-    auto table = make_update_table<bf16, float>(test.arena, "test/adam", {range}, test.stream);
+    UpdateRange<bf16> range{parameter.data(),
+                            nullptr,
+                            g.data(),
+                            m.data(),
+                            v.data(),
+                            static_cast<std::int64_t>(count),
+                            0.0f,
+                            tensor_key,
+                            GlobalSpan{static_cast<std::int64_t>(first)}};
+    auto table = make_update_table<bf16>(test.arena, "test/adam", {range}, test.stream);
     set_update_step(table, {1e-3f, 0.9f, 0.95f, 1e-8f, step, seed}, test.stream);
     update_weights<AdamW>(table, test.stream);
     return parameter.raw();

@@ -22,6 +22,15 @@ std::int64_t number_blocks(std::vector<Range>& ranges, std::int64_t elements_per
     return blocks;
 }
 
+// Requires that the gradients of all ranges have one type: a launch is made for it.
+template <class Range>
+void require_one_type(const std::vector<Range>& ranges) {
+    for (const Range& range : ranges) {
+        ENSURE(range.gradient.type == ranges.front().gradient.type, "gradients of ", name_of(range.gradient.type),
+               " beside ", name_of(ranges.front().gradient.type));
+    }
+}
+
 // Returns the range that a block belongs to: the last one that begins at or before it and is not empty.
 template <class Range>
 __device__ __forceinline__ const Range& range_of_block(const Range* ranges, int count, std::int64_t block) {

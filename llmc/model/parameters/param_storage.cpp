@@ -151,3 +151,44 @@ std::int64_t ParamStorage::largest_owned() const {
     }
     return largest;
 }
+
+StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage,
+                           StateKind state, int layer_sets)
+    : storage_(&storage), state_(state), type_(type) {
+    std::vector<DeviceBuffer<std::byte>> sets(static_cast<std::size_t>(layer_sets));
+    for (const UnitPlace& unit : storage.units()) {
+        const std::size_t bytes = static_cast<std::size_t>(storage.unit_elements(unit, state)) * size_of(type);
+        const int set = layer_sets > 0 ? storage.layer_set(static_cast<int>(buffers_.size()), layer_sets) : -1;
+        DeviceBuffer<std::byte> own;
+        DeviceBuffer<std::byte>& buffer = set < 0 ? own : sets[static_cast<std::size_t>(set)];
+        const std::string name = set < 0 ? unit.name : text("layer set ", set);
+        if (buffer.size() == 0) buffer = arena.allocate<std::byte>(group + "/" + name, bytes);
+        ENSURE(buffer.size() == bytes, "layers of ", buffer.size(), " and ", bytes, " bytes cannot take turns");
+        buffers_.push_back(buffer);
+    }
+}
+
+TypedPointer StateBuffers::tensor(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? unit(place->slot) + storage_->tensor_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+TypedPointer StateBuffers::owned(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? tensor(param) + storage_->owned_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+TypedPointer StateBuffers::shard(int param) const {
+    const TensorPlace* place = storage_->find(param);
+    return place ? tensor(param) + storage_->shard_offset(*place, state_) : TypedPointer(nullptr, type_);
+}
+
+std::size_t StateBuffers::bytes() const {
+    std::size_t sum = 0;
+    for (const DeviceBuffer<std::byte>& buffer : buffers_) sum += buffer.bytes();
+    return sum;
+}
+
+void StateBuffers::zero(cudaStream_t stream) const {
+    for (const DeviceBuffer<std::byte>& buffer : buffers_) buffer.zero(stream);
+}

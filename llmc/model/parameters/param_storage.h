@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/dtype.h"
 #include "llmc/mesh/shard.h"
 #include "llmc/model/parameters/param_table.h"
 
@@ -105,80 +106,69 @@ private:
     std::vector<int> place_of_param_;   // index in tensors_, or -1
 };
 
-// One buffer per unit, for one kind of state.
 template <class T>
-class ModelState {
-public:
-    ModelState() = default;
-    // Names the buffers "<group>/<unit>". Contents are undefined, padding included.
-    ModelState(Arena& arena, const std::string& group, const ParamStorage& storage, StateKind state)
-        : storage_(&storage), state_(state) {
-        for (const UnitPlace& unit : storage.units()) {
-            buffers_.push_back(arena.allocate<T>(group + "/" + unit.name,
-                                                 static_cast<std::size_t>(storage.unit_elements(unit, state))));
-        }
-    }
+class ModelState;
 
-    // Makes whole units in memory that layers share in turns (ParamStorage::layer_set), for copies that exist only
-    // while the model computes with them (llmc/parallel/zero.h).
-    static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
-        ModelState result;
-        result.storage_ = &storage;
-        result.state_ = StateKind::unsharded;
-        std::vector<DeviceBuffer<T>> sets(static_cast<std::size_t>(layer_sets));
-        for (const UnitPlace& unit : storage.units()) {
-            const auto count = static_cast<std::size_t>(storage.unit_elements(unit, StateKind::unsharded));
-            const int set = storage.layer_set(static_cast<int>(result.buffers_.size()), layer_sets);
-            if (set < 0) {
-                result.buffers_.push_back(arena.allocate<T>(group + "/" + unit.name, count));
-                continue;
-            }
-            DeviceBuffer<T>& buffer = sets[static_cast<std::size_t>(set)];
-            if (buffer.size() == 0) buffer = arena.allocate<T>(text(group, "/layer set ", set), count);
-            ENSURE(buffer.size() == count, "layers of ", buffer.size(), " and ", count, " elements cannot take turns");
-            result.buffers_.push_back(buffer);
-        }
-        return result;
-    }
+// One buffer per unit, for one kind of state, of elements whose type is known at run time.
+class StateBuffers {
+public:
+    StateBuffers() = default;   // none
+    // Names the buffers "<group>/<unit>". Contents are undefined, padding included. `layer_sets`: buffers that layers
+    // share in turns (ParamStorage::layer_set), for unsharded copies that exist only while the model computes with them
+    // (llmc/parallel/zero.h); 0: every unit has its own.
+    StateBuffers(Arena& arena, DType type, const std::string& group, const ParamStorage& storage, StateKind state,
+                 int layer_sets = 0);
 
     bool exists() const { return storage_ != nullptr; }
     const ParamStorage& storage() const { return *storage_; }
     StateKind state() const { return state_; }
-    const DeviceBuffer<T>& unit(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
+    DType type() const { return type_; }
+    std::size_t bytes() const;
+    void zero(cudaStream_t stream) const;
 
+    TypedPointer unit(int slot) const { return {buffer(slot).data(), type_}; }
     // Returns the first element that this rank keeps of a tensor; null if it keeps none.
-    T* tensor(int param) const {
-        const TensorPlace* place = storage_->find(param);
-        return place ? unit(place->slot).data() + storage_->tensor_offset(*place, state_) : nullptr;
-    }
-    T* tensor(std::string_view name, int layer = -1) const { return tensor(index(name, layer)); }
+    TypedPointer tensor(int param) const;
+    // Returns the part of a tensor that this rank's optimizer owns: tensor() itself if this state is sharded.
+    TypedPointer owned(int param) const;
+    // Returns this rank's ZeRO shard of a tensor, whatever the stage.
+    TypedPointer shard(int param) const;
     int index(std::string_view name, int layer = -1) const { return storage_->table().index(name, layer); }
 
-    // Returns the part of a tensor that this rank's optimizer owns: tensor() itself if this state is sharded.
-    T* owned(int param) const {
-        const TensorPlace* place = storage_->find(param);
-        if (place == nullptr) return nullptr;
-        return tensor(param) + storage_->owned_offset(*place, state_);
+    // Returns the same state as elements of type T, which must be theirs.
+    template <class T>
+    ModelState<T> as() const {
+        return ModelState<T>(*this);
     }
 
-    // Returns this rank's ZeRO shard of a tensor, whatever the stage.
-    T* shard(int param) const {
-        const TensorPlace* place = storage_->find(param);
-        return place ? tensor(param) + storage_->shard_offset(*place, state_) : nullptr;
-    }
-
-    std::size_t bytes() const {
-        std::size_t sum = 0;
-        for (const DeviceBuffer<T>& buffer : buffers_) sum += buffer.bytes();
-        return sum;
-    }
-
-    void zero(cudaStream_t stream) const {
-        for (const DeviceBuffer<T>& buffer : buffers_) buffer.zero(stream);
-    }
+protected:
+    const DeviceBuffer<std::byte>& buffer(int slot) const { return buffers_[static_cast<std::size_t>(slot)]; }
 
 private:
     const ParamStorage* storage_ = nullptr;   // outlives the state
     StateKind state_ = StateKind::parameters;
-    std::vector<DeviceBuffer<T>> buffers_;
+    DType type_ = DType::fp32;
+    std::vector<DeviceBuffer<std::byte>> buffers_;
+};
+
+// State of elements of type T.
+template <class T>
+class ModelState : public StateBuffers {
+public:
+    ModelState() = default;
+    ModelState(Arena& arena, const std::string& group, const ParamStorage& storage, StateKind state)
+        : StateBuffers(arena, dtype_of<T>, group, storage, state) {}
+    explicit ModelState(const StateBuffers& buffers) : StateBuffers(buffers) {
+        ENSURE(type() == dtype_of<T>, "a state of ", name_of(type()), " taken as ", name_of(dtype_of<T>));
+    }
+    // Makes an unsharded state whose layers take turns.
+    static ModelState rotating(Arena& arena, const std::string& group, const ParamStorage& storage, int layer_sets) {
+        return ModelState(StateBuffers(arena, dtype_of<T>, group, storage, StateKind::unsharded, layer_sets));
+    }
+
+    DeviceBuffer<T> unit(int slot) const { return buffer(slot).template as<T>(); }
+    T* tensor(int param) const { return StateBuffers::tensor(param).template as<T>(); }
+    T* tensor(std::string_view name, int layer = -1) const { return tensor(index(name, layer)); }
+    T* owned(int param) const { return StateBuffers::owned(param).template as<T>(); }
+    T* shard(int param) const { return StateBuffers::shard(param).template as<T>(); }
 };

@@ -156,3 +156,38 @@ TEST_CASE("param_storage: layers that follow each other on a rank have different
     for (int slot = 1; slot < 6; slot++) CHECK(state.unit(slot).data() != state.unit(slot + 1).data());
     for (int slot = 1; slot < 5; slot++) CHECK(state.unit(slot).data() == state.unit(slot + 2).data());
 }
+
+TEST_CASE("param_storage: a state is seen as elements of its own type alone, and counts its bytes by it") {
+    const ParamStorage storage{ParamTable(small)};
+    for (const DType type : {DType::fp32, DType::bf16}) {
+        INFO(name_of(type));
+        Arena arena;
+        const StateBuffers state(arena, type, "state", storage, StateKind::gradients);
+        const StateBuffers turns(arena, type, "turns", storage, StateKind::unsharded, 2);
+        std::size_t elements = 0;
+        for (const UnitPlace& unit : storage.units()) elements += static_cast<std::size_t>(unit.padded);
+        CHECK(state.bytes() == elements * size_of(type));
+        CHECK(turns.bytes() == elements * size_of(type));
+        const int param = storage.table().index("mlp.c_fc.weight", 1);
+        const std::int64_t offset = storage.find(param)->offset * static_cast<std::int64_t>(size_of(type));
+        const auto* const unit = static_cast<std::byte*>(state.unit(storage.find(param)->slot).data);
+        CHECK(state.tensor(param).data == unit + offset);
+        const bool fp32 = type == DType::fp32;
+        if (fp32) CHECK_THROWS_AS(state.as<bf16>(), Error);
+        if (fp32) CHECK_THROWS_AS(state.tensor(param).as<bf16>(), Error);
+        if (!fp32) CHECK_THROWS_AS(state.as<float>(), Error);
+        CHECK((fp32 ? static_cast<void*>(state.as<float>().tensor(param))
+                    : static_cast<void*>(state.as<bf16>().tensor(param))) == unit + offset);
+    }
+}
+
+TEST_CASE("param_storage: launches know gradients as wide as the parameters or wider, and no others") {
+    auto bytes = [](DType type, auto parameter) {
+        return with_gradient_type<decltype(parameter)>(type, []<class G> { return sizeof(G); });
+    };
+    CHECK(bytes(DType::fp32, 0.0f) == 4);
+    CHECK(bytes(DType::fp32, bf16()) == 4);
+    CHECK(bytes(DType::bf16, bf16()) == 2);
+    CHECK_THROWS_AS(bytes(DType::bf16, 0.0f), Error);
+    CHECK_THROWS_AS(bytes(DType::int32, bf16()), Error);
+}

@@ -34,16 +34,12 @@ StageUnits units_of(const std::vector<Chunk>& chunks) {
     return units;
 }
 
-AnyGradients make_gradients(const StageOptions& options, Arena& arena, const ParamStorage& storage,
-                            cudaStream_t stream) {
-    if (!options.backward) return Gradients<float>();
-    const DType type = options.grad_dtype;
-    if (type == DType::fp32) return Gradients<float>(arena, storage, stream);
-#if defined(PRECISION_BF16)
-    return Gradients<bf16>(arena, storage, stream);
-#else
-    throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
-#endif
+Gradients make_gradients(const StageOptions& options, Arena& arena, const ParamStorage& storage, cudaStream_t stream) {
+    if (!options.backward) return {};
+    if (size_of(options.grad_dtype) < sizeof(floatX)) {
+        throw Error(ErrorKind::usage, "--grad-dtype bf16: expected fp32 in a build with PRECISION=fp32");
+    }
+    return {arena, options.grad_dtype, storage, stream};
 }
 
 }   // namespace
@@ -61,7 +57,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     unsharded_ = is_sharded(StateKind::parameters, options.place.zero_stage)
                      ? ModelState<floatX>::rotating(arena, "unsharded parameters", *storage_, zero_layer_sets)
                      : parameters_;
-    gradients_.emplace(make_gradients(options, arena, *storage_, stream));
+    gradients_ = make_gradients(options, arena, *storage_, stream);
 
     sizes_ = sizes_of(options.B, options.T);
     max_rows_ = sizes_.rows();
@@ -184,7 +180,7 @@ void Stage::gradients_begin(int slot) const {
 
 void Stage::gradients_ready(int slot) {
     matmul_.add_bias_gradients(stream_);
-    std::visit([slot](auto& gradients) { gradients.unit_ready(slot); }, *gradients_);
+    gradients_.unit_ready(slot);
     if (hooks_) hooks_->gradients_ready(slot);
 }
 
@@ -242,7 +238,7 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
     if (chunk(chunk_index).embedding) {
         const int slot = slot_of(table().unit_params(table().embedding_unit()).back());
         gradients_begin(slot);
-        embedding_->backward(own.dresidual->data, batch, *gradients_, own.weights);
+        embedding_->backward(own.dresidual->data, batch, gradients_, own.weights);
         gradients_ready(slot);
     }
     if (!delays) own.weights.drain();
@@ -254,7 +250,7 @@ void Stage::head_backward(const MicroBatches::State& own, const floatX* out, con
     const int classifier = slot_of(table().classifier());
     if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
     gradients_begin(slot);
-    use(Direction::backward, [&] { head_->loss_and_backward(own.dresidual->data, out, batch, dloss, *gradients_); });
+    use(Direction::backward, [&] { head_->loss_and_backward(own.dresidual->data, out, batch, dloss, gradients_); });
     gradients_ready(slot);
 }
 
@@ -276,7 +272,7 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
             late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
         }
         placed.layer.recompute(a.residual[i], kept, options_.recompute);
-        placed.layer.backward(own.dresidual->data, a.residual[i], kept, late ? &*late : nullptr, *gradients_,
+        placed.layer.backward(own.dresidual->data, a.residual[i], kept, late ? &*late : nullptr, gradients_,
                               own.weights);
     });
     own.weights.then([this, slot] { gradients_ready(slot); });

@@ -50,7 +50,7 @@ public:
     // Returns the parameters that actions read: the same, or under ZeRO-3 whole units, valid only while hooks have
     // fetched them.
     const ModelState<floatX>& unsharded_parameters() const { return unsharded_; }
-    AnyGradients& gradients() { return *gradients_; }
+    Gradients& gradients() { return gradients_; }
 
     // Hooks that are told about every pass; null: none. The caller keeps them alive.
     UnitHooks* hooks() const { return hooks_; }
@@ -153,7 +153,7 @@ private:
     ExpertRanks one_device_of_experts_;
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;
-    std::optional<AnyGradients> gradients_;
+    Gradients gradients_;
     DeviceBuffer<std::int32_t> expert_counts_;
     DeviceBuffer<double> router_losses_;
     RouterBias router_bias_;

@@ -221,14 +221,12 @@ void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute
 }
 
 template <class A>
-void Experts::backward_weight(AnyGradients& any_gradients, const Matrices& matrices, const GroupedShape& shape,
+void Experts::backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape,
                               const A* dout, const floatX* in) const {
-    std::visit(
-        [&]<class G>(Gradients<G>& gradients) {
-            const auto to = gradients.next(matrices.index);
-            grouped_weight_gradient(to.data, dout, in, shape, to.accumulate, tools_.stream);
-        },
-        any_gradients);
+    const GradientTarget to = gradients.next(matrices.index);
+    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        grouped_weight_gradient(to.data.as<G>(), dout, in, shape, to.accumulate, tools_.stream);
+    });
 }
 
 // Replaces logits by their gradient.

@@ -71,7 +71,7 @@ private:
     void add_to_totals(const ExpertsActivations& a) const;
     void shared_backward(floatX* din, const SublayerBackward& args, const ExpertsActivations& a) const;
     template <class A>
-    void backward_weight(AnyGradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
+    void backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
                          const floatX* in) const;
 
     const StageTools& tools_;

@@ -40,7 +40,7 @@ QkNorms::Heads QkNorms::heads(std::size_t i, const AttentionActivations& a, Rows
 void* QkNorms::delayed_norm(std::size_t i, const SublayerBackward& args) const {
     if (args.delayed_norms == nullptr) return nullptr;
     const ModelConfig& model = tools_.sizes.model;
-    const std::int64_t vector = norm_elements(model) / norm_vectors(model) * gradient_bytes(args.gradients);
+    const std::int64_t vector = norm_elements(model) / norm_vectors(model) * args.gradients.element_bytes();
     return static_cast<std::byte*>(args.delayed_norms) + vector * (2 + static_cast<std::int64_t>(i));
 }
 

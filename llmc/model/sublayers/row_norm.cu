@@ -32,19 +32,18 @@ void RowNorm::finish(floatX* qkv, const float* sums, int rows, const Kept& kept)
                               static_cast<float>(tools_.sizes.model.norm_eps), tools_.stream);
 }
 
-void RowNorm::backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside,
-                             AnyGradients& any_gradients, WeightGradientQueue& queue) const {
-    std::visit(
-        [&]<class G>(Gradients<G>& gradients) {
-            const auto dweight = vector_target(gradients, weight_index_, static_cast<G*>(aside));
-            shared_rms_backward_begin<floatX>(sums, dweight.data, tools_.workspace.norm_sums.data(), shared(dqkv, rows),
-                                              kept.raw, weight_, kept.rstd, dweight.accumulate, tools_.stream);
-            if (aside == nullptr) return;
-            queue.add([this, &gradients, from = dweight.data] {
-                take_place(gradients, weight_index_, from, width(), tools_.stream);
-            });
-        },
-        any_gradients);
+void RowNorm::backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside, Gradients& gradients,
+                             WeightGradientQueue& queue) const {
+    const GradientTarget dweight = vector_target(gradients, weight_index_, aside);
+    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        shared_rms_backward_begin<floatX>(sums, dweight.data.as<G>(), tools_.workspace.norm_sums.data(),
+                                          shared(dqkv, rows), kept.raw, weight_, kept.rstd, dweight.accumulate,
+                                          tools_.stream);
+    });
+    if (aside == nullptr) return;
+    queue.add([this, &gradients, from = dweight.data] {
+        take_place(gradients, weight_index_, from, width(), tools_.stream);
+    });
 }
 
 void RowNorm::backward_finish(floatX* dqkv, const float* sums, int rows, const Kept& kept) const {

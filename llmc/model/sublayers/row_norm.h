@@ -33,7 +33,7 @@ public:
 
     // Turn `dqkv` into the gradient of the norm's input. `aside`: for the weight's gradient, as in Norm::Backward, or
     // null.
-    void backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside, AnyGradients& gradients,
+    void backward_begin(float* sums, floatX* dqkv, int rows, const Kept& kept, void* aside, Gradients& gradients,
                         WeightGradientQueue& queue) const;
     void backward_finish(floatX* dqkv, const float* sums, int rows, const Kept& kept) const;
 

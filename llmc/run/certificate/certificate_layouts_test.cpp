@@ -109,7 +109,7 @@ Layout grouped(int heads, int kv_heads, Layout layout, ModelKind kind = ModelKin
 // Adds to a sum on the device the squares of the gradients of heads that other ranks hold too.
 void add_squares_of_copies(Rank& rank, double* sum, cudaStream_t stream) {
     const ParamStorage& storage = rank.stage().storage();
-    const ModelState<float>& gradients = std::get<Gradients<float>>(rank.stage().gradients()).kept();
+    const auto gradients = rank.stage().gradients().kept().as<float>();
     double squares = 0, own = 0;
     for (const TensorPlace& place : storage.tensors()) {
         const TensorSpec& tensor = storage.table()[place.param].tensor;

@@ -92,7 +92,7 @@ TEST_CASE("certificate: the norm with what tp does not cut counted on every rank
         rank.groups().all->set_tap([&](const CommCall& call, const Communicator::Make& make) {
             if (call.type == ncclFloat64 && call.count == step_sums) {
                 double squares = 0;
-                const ModelState<float>& gradients = std::get<Gradients<float>>(rank.stage().gradients()).kept();
+                const auto gradients = rank.stage().gradients().kept().as<float>();
                 for (const TensorPlace& place : rank.stage().storage().tensors()) {
                     const TensorSpec& tensor = rank.stage().table()[place.param].tensor;
                     if (tensor.cut != TensorCut::none) continue;
@@ -167,14 +167,14 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
             rank.gradients(1);
             const ParamStorage& storage = rank.stage().storage();
             Optimizer& optimizer = rank.step().optimizer();
-            const Gradients<float>& gradients = std::get<Gradients<float>>(rank.stage().gradients());
-            std::vector<UpdateRange<floatX, float>> ranges;
+            const auto gradients = rank.stage().gradients().kept().as<float>();
+            std::vector<UpdateRange<floatX>> ranges;
             for (const TensorPlace& place : storage.tensors()) {
                 const ParamInfo& info = storage.table()[place.param];
                 for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
-                    UpdateRange<floatX, float> range{};
+                    UpdateRange<floatX> range{};
                     range.parameter = rank.stage().parameters().owned(place.param) + owned.local_begin;
-                    range.gradient = gradients.kept().owned(place.param) + owned.local_begin;
+                    range.gradient = gradients.owned(place.param) + owned.local_begin;
                     range.m = optimizer.state("m").tensor(place.param) + owned.local_begin;
                     range.v = optimizer.state("v").tensor(place.param) + owned.local_begin;
                     range.count = owned.length;

@@ -294,14 +294,13 @@ public:
             return from_stages(std::vector<float>(static_cast<std::size_t>(tensor.elements()), 0.0f));
         }
         const Gatherer gatherer(model_.storage(), groups_.stage, true, arena_, stream_.get());
-        auto download = [&](const auto& gradients) {
-            const auto values = gatherer.gather(gradients.kept(), param, everywhere, true);
+        return with_gradient_type<floatX>(model_.gradients().type(), [&]<class G> {
+            const auto values = gatherer.gather(model_.gradients().kept().as<G>(), param, everywhere, true);
             const bool says = place.mesh.pp == 1 ||
                               (group_rank(place.mesh, place.at, stage_axes) == 0 && !(tensor.tied && place.at.pp > 0));
             return from_stages(says ? std::vector<float>(values.begin(), values.end())
                                     : std::vector<float>(values.size(), 0.0f));
-        };
-        return std::visit(download, model_.gradients());
+        });
     }
 
     // Every parameter as this rank sees it, in its global shape. Not under stage 3, where it sees only its own part.

@@ -35,13 +35,13 @@ TEST_CASE("attention of a run: a library that the device has no room for is pass
     on_ranks(2, [](TestRank& rank) {
         const auto model = make_model(AttentionKind::auto_, rank);
         const std::string said = take_faster_attention(*model, rank.world);
-        rank.require(model->attention() == AttentionKind::own, "own attention serves");
+        rank.require(model->attention().kind() == AttentionKind::own, "own attention serves");
         rank.require(rank.rank() != 0 || contains(said, "no room for"), "said: ", said);
 
         // a resumed run, whose earlier part had room for it
         const auto resumed = make_model(AttentionKind::auto_, rank);
         const std::string why = settle_attention(*resumed, AttentionKind::auto_, AttentionKind::library, rank.world);
-        rank.require(resumed->attention() == AttentionKind::own && contains(why, "another attention than before"), why);
+        rank.require(resumed->attention().kind() == AttentionKind::own && contains(why, "another attention than before"), why);
     });
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("attention of a run: all ranks take own attention where one has no roo
         if (rank.rank() == 1) memory.set_bytes_total(rank.arena.bytes() + 8 * mebibyte);
         const std::string said = take_faster_attention(*model, rank.world);
         memory.set_bytes_total(total);
-        rank.require(model->attention() == AttentionKind::own, "own on all ranks");
+        rank.require(model->attention().kind() == AttentionKind::own, "own on all ranks");
         rank.require(contains(said, rank.rank() == 1 ? "no room for" : "another rank"), "said: ", said);
     });
 }

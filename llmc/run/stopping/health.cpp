@@ -114,12 +114,13 @@ std::string list(const std::vector<std::size_t>& ranks) {
 
 }   // namespace
 
-std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream,
+std::string first_not_finite(const TrainedTensors& tensors, const Gradients& gradients, cudaStream_t stream,
                              const std::string& activation) {
     const std::string parameter = first_of(tensors.parameters, "parameter", false, stream);
     if (!parameter.empty()) return parameter;
     if (!activation.empty()) return activation;
-    return std::visit([&](auto& held) { return first_of(held.kept(), "the gradient of", true, stream); }, gradients);
+    return with_gradient_type<floatX>(
+        gradients.type(), [&]<class G> { return first_of(gradients.kept().as<G>(), "the gradient of", true, stream); });
 }
 
 std::string first_not_finite_activation(Step& step, const Pipeline::Read& read, int micro_batches) {

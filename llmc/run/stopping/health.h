@@ -11,7 +11,7 @@
 // Finds this rank's first tensor with a value that is not finite, after a step whose loss or norm is not finite:
 // parameters in the order of the forward pass, then `activation`, then gradients in the order of the backward pass, so
 // that a cause comes before its effects. Returns "<order> <words>" for earliest(), or an empty string.
-std::string first_not_finite(const TrainedTensors& tensors, AnyGradients& gradients, cudaStream_t stream,
+std::string first_not_finite(const TrainedTensors& tensors, const Gradients& gradients, cudaStream_t stream,
                              const std::string& activation = "");
 
 // Like first_not_finite(), for activations: repeats the forward passes of a step's micro-batches, and looks at each

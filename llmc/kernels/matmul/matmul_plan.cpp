@@ -1,0 +1,56 @@
+#include "llmc/kernels/matmul/matmul_plan.h"
+
+#include <algorithm>
+
+void cublas_check(cublasStatus_t status, const std::string& what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    bool no_device = status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+    throw Error(no_device ? ErrorKind::no_device : ErrorKind::bug,
+                text("cuBLASLt: ", what, " failed: ", cublasLtGetStatusName(status)));
+}
+
+std::uint32_t alignment_bytes(const void* pointer) {
+    auto address = reinterpret_cast<std::uintptr_t>(pointer);
+    return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
+}
+
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
+    return {rows, cols, stride ? stride : rows, alignment_bytes(data)};
+}
+
+std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b, const MatmulOperand& d,
+                     bool accumulate) {
+    auto bytes = [](const MatmulOperand& m, cudaDataType_t type) {
+        return static_cast<std::size_t>(m.rows * m.cols) * (type == CUDA_R_32F ? 4 : 2);
+    };
+    const bool aux = (row.epilogue & 128) != 0;
+    return bytes(a, row.input) + bytes(b, row.input) + (std::size_t{1} + aux + accumulate) * bytes(d, row.output);
+}
+
+std::string describe(const MatmulProblem& p, bool tf32) {
+    const MatmulRow& row = matmul_rows[p.row];
+    auto type = [](cudaDataType_t t) { return t == CUDA_R_32F ? "fp32" : "bf16"; };
+    auto one = [](const char* name, const MatmulOperand& m) {
+        return text(" ", name, "=", m.rows, "x", m.cols, "/", m.ld, "@", m.alignment);
+    };
+    return text(row.use, " ", type(row.input), tf32 ? " as tf32" : "", " -> ", type(row.output),
+                !p.accumulate                         ? std::string()
+                : row.addend == MatmulAddend::another ? text(" + residual@", p.c_alignment)
+                                                      : std::string(" accumulated"),
+                one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment,
+                p.left_free > 0 ? text(" leaving ", p.left_free) : std::string());
+}
+
+MatmulPlan::~MatmulPlan() {
+    if (d) cublasLtMatrixLayoutDestroy(d);
+    if (b) cublasLtMatrixLayoutDestroy(b);
+    if (a) cublasLtMatrixLayoutDestroy(a);
+    if (desc) cublasLtMatmulDescDestroy(desc);
+}
+
+void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m,
+                   const std::string& name) {
+    cublas_check(cublasLtMatrixLayoutCreate(layout, type, static_cast<std::uint64_t>(m.rows),
+                                            static_cast<std::uint64_t>(m.cols), m.ld),
+                 "layout of " + name);
+}
