@@ -21,7 +21,8 @@ public:
     explicit StepBatch(const TrainerParts& parts);
 
     LoaderState loader() const { return loader_.state(); }
-    void seek(const LoaderState& state) { loader_.seek(state); }
+    // The next batch begins at `state`, at any step: nothing that was read ahead is of use.
+    void seek(const LoaderState& state) { loader_.seek(state), ahead_.reset(); }
 
     // Begins the batch of a step; the stage has its sequences until end(). `tokens`: at most so many.
     void begin(int step, std::int64_t tokens = INT64_MAX);
