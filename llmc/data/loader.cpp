@@ -92,8 +92,8 @@ std::int64_t TokenSet::count_targets(std::uint64_t index) const {
     return T_ - std::ranges::count(targets, -1);
 }
 
-Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases)
-    : tokens_(&tokens), seed_(seed) {
+Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases, bool one_batch)
+    : tokens_(&tokens), seed_(seed), one_batch_(one_batch) {
     state_.T = tokens.T();
     if (!tokens.is_mixture()) return;
     phases_.push_back({0, {}});
@@ -186,6 +186,13 @@ LoaderState Loader::after(std::uint64_t samples) const {
 
 std::vector<SampleId> Loader::samples(std::uint64_t ahead, std::uint64_t count) const {
     std::vector<SampleId> ids;
+    for (std::uint64_t i = ahead; one_batch_ && i < ahead + count; i++) {
+        const std::uint64_t window = i % tokens_->windows();
+        std::size_t which = 0;
+        while (window >= tokens_->sources()[which].first_window + tokens_->sources()[which].windows) which++;
+        ids.push_back({which, 0, window});
+    }
+    if (one_batch_) return ids;
     LoaderState state = after(ahead);
     for (std::uint64_t i = 0; i < count; i++) {
         std::size_t which = 0;

@@ -113,8 +113,8 @@ struct SampleId {
 class Loader {
 public:
     // Keeps `tokens`, which must outlive the loader. `phases` of a mixture come in their order; before the first one,
-    // its own weights are in force.
-    Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {});
+    // its own weights are in force. `one_batch`: sample `ahead` is window `ahead`, whatever the state.
+    Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {}, bool one_batch = false);
 
     LoaderState state() const { return state_; }
     // Goes on from `state`; Error(bad_data) where it is not of these data. New sources begin here. Where samples had
@@ -143,6 +143,7 @@ private:
 
     const TokenSet* tokens_;
     std::uint64_t seed_;
+    bool one_batch_;
     std::vector<MixturePhase> phases_;
     LoaderState state_;
 };

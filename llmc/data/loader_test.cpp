@@ -258,6 +258,18 @@ TEST_CASE("loader: documents of 1, T and T + 1 tokens are found where they begin
     CHECK(std::equal(of_window.begin(), of_window.end(), of_samples.begin() + 16));
 }
 
+TEST_CASE("loader: one batch is the first windows in their order, in every epoch and whatever was read before") {
+    const TwoShards data;
+    const TokenSet tokens = data.open();
+    Loader loader(tokens, 42, {}, true);
+    const std::uint64_t last = tokens.windows() - 1;
+    for (std::uint64_t moved : {std::uint64_t{0}, std::uint64_t{3}, tokens.windows()}) {
+        loader.advance(moved);
+        CHECK(loader.samples(last, 2) == std::vector<SampleId>{{0, 0, last}, {0, 0, 0}});
+        CHECK(first_tokens(loader, 0, 7) == std::vector<std::int32_t>{0, 4, 8, 12, 16, 100, 104});
+    }
+}
+
 TEST_CASE("loader: samples of another length begin a new epoch, once") {
     const TwoShards data;
     const TokenSet longer = data.open(4), shorter = data.open(2);

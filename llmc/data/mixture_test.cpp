@@ -196,6 +196,18 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("mixture: one batch is the first windows of the sources in their order") {
+    FiveSources data;
+    const TokenSet tokens = data.open(weights_at_first);
+    const std::vector<SampleId> ids = Loader(tokens, kSeed, {}, true).samples(0, tokens.windows() + 1);
+    for (std::uint64_t window = 0; window < tokens.windows(); window++) {
+        const TokenSet::Source& source = tokens.sources()[ids[window].source];
+        CHECK(ids[window].window == window);
+        CHECK((source.first_window <= window && window < source.first_window + source.windows));
+    }
+    CHECK(ids.back() == SampleId{0, 0, 0});
+}
+
 TEST_CASE("mixture: what a state does not fit is refused, sources may be added") {
     FiveSources data;
     const TokenSet two = data.open({1, 1}), three = data.open({1, 1, 1});

@@ -10,8 +10,8 @@
 #include "llmc/data/data_files.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/loop/checkpoint_keeper.h"
 #include "llmc/run/part_options.h"
-#include "llmc/run/trainer.h"
 
 namespace {
 

@@ -899,3 +899,35 @@ TEST_CASE("trainer: the memory table is what the device reports, within 2%, and 
         }
     }
 }
+
+TEST_CASE(
+    "trainer: after a return to an earlier step its batch is read anew, cut into sequences of that step's length") {
+    TestRun run;
+    run.options.seq_len_schedule = "1:8,3:16", run.options.val_every = 0;
+    Metrics metrics(real_files(), "");
+    const TrainerParts parts{run.options,           *run.log, run.arena,   *run.step, run.tokens, nullptr,
+                             real_files(),          metrics,  run.signals, nullptr,   nullptr,    "",
+                             run.options.max_steps, 0.0};
+    StepBatch batch(parts);
+    const auto micro_batches_read = [&](int step) {
+        std::vector<int> read;
+        batch.begin(step);
+        run.step->gradients(
+            batch.schedule(),
+            [&](int micro_batch, const MicroBatch& to) {
+                read.push_back(micro_batch);
+                batch.reader()(micro_batch, to);
+            },
+            1.0f);
+        batch.read_ahead();
+        run.step->result();
+        batch.end_step();
+        return read;
+    };
+    const std::vector<int> all{0, 1}, rest{1};   // without and with the first one read ahead
+    CHECK(micro_batches_read(3) == all);
+    CHECK(micro_batches_read(4) == rest);
+    batch.seek(batch.loader());
+    CHECK(micro_batches_read(2) == all);
+    CHECK(micro_batches_read(3) == rest);
+}

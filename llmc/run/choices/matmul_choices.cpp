@@ -96,3 +96,13 @@ std::string merged_matmul_choices(const std::vector<std::string>& by_rank) {
     for (auto& [_, entry] : by_problem) algorithms.append(std::move(entry));
     return choices_text(first, std::move(algorithms));
 }
+
+const std::string& SharedMatmulChoices::agree() {
+    const std::string own = matmul_choices_text(matmul_);
+    std::vector<std::string> by_rank = agreement_.gather(own == content_ ? "" : own);   // "": nothing new
+    if (std::ranges::all_of(by_rank, &std::string::empty)) return content_;
+    std::ranges::replace(by_rank, std::string(), content_);
+    content_ = merged_matmul_choices(by_rank);
+    if (content_ != own) use_matmul_choices(content_, "the table of all ranks", matmul_);
+    return content_;
+}

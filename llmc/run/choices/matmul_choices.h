@@ -12,6 +12,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/kernels/matmul/matmul.h"
+#include "llmc/run/stopping/agreement.h"
 
 inline constexpr const char* kMatmulChoicesFile = "matmul.json";
 
@@ -29,3 +30,18 @@ std::string restore_matmul_choices(const FileSystem& files, const std::string& p
 // Merges the contents of all ranks: each problem gets the choice of the lowest rank that has it. Throws Error(usage) if
 // the machines differ.
 std::string merged_matmul_choices(const std::vector<std::string>& by_rank);
+
+// Makes all ranks use the same algorithms, which checkpoints then hold.
+class SharedMatmulChoices {
+public:
+    SharedMatmulChoices(Matmul& matmul, Agreement& agreement) : matmul_(matmul), agreement_(agreement) {}
+
+    // Agrees on the algorithms of problems that are new since the last call: for each that of the lowest rank that has
+    // it. Returns the content of matmul.json. Collective.
+    const std::string& agree();
+
+private:
+    Matmul& matmul_;
+    Agreement& agreement_;
+    std::string content_;
+};

@@ -3,6 +3,11 @@
 
 #include <array>
 
+// Scores of a step's loss and gradient norm; NaN: none yet.
+struct ZScores {
+    double loss = 0, norm = 0;
+};
+
 // Scores each new value by its z-score among the last 128, as llm.c computes it; NaN until there are 128.
 // The sums are kept in double and updated, so a resumed run must restore the whole state to see the same scores.
 class OutlierDetector {

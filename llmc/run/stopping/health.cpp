@@ -209,3 +209,11 @@ std::string differing_replicas(const std::vector<std::string>& by_rank) {
     if (more > 0) result += text("; ", more, " more differ");
     return result;
 }
+
+void check_replicas(int step, const TrainedTensors& tensors, cudaStream_t stream, Agreement& agreement) {
+    const ReplicaHashes own = replica_hashes(tensors, stream);
+    if (differing_replicas(agreement.gather(own.groups)).empty()) return;
+    const std::string differs = differing_replicas(agreement.gather(own.tensors));
+    throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step, " ", differs),
+                "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
+}

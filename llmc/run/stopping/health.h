@@ -7,6 +7,7 @@
 
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/run/step.h"
+#include "llmc/run/stopping/agreement.h"
 
 // Finds this rank's first tensor with a value that is not finite, after a step whose loss or norm is not finite:
 // parameters in the order of the forward pass, then `activation`, then gradients in the order of the backward pass, so
@@ -34,3 +35,6 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
 // copies, tensors that tp does not cut, both owners of a tied one): those that differ from the majority, or all if
 // there is none. Returns an empty string if all copies are equal.
 std::string differing_replicas(const std::vector<std::string>& by_rank);
+
+// Throws Error(resumable) if copies of a part differ between ranks, after step `step`. Collective.
+void check_replicas(int step, const TrainedTensors& tensors, cudaStream_t stream, Agreement& agreement);

@@ -1,0 +1,39 @@
+// The parts that the training loop works with; main owns them.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/base/log.h"
+#include "llmc/data/loader.h"
+#include "llmc/process/world.h"
+#include "llmc/run/evaluation/evaluate.h"
+#include "llmc/run/evaluation/sampler.h"
+#include "llmc/run/metrics/metrics.h"
+#include "llmc/run/options.h"
+#include "llmc/run/step.h"
+#include "llmc/run/stopping/stop_signals.h"
+
+struct TrainerParts {
+    const Options& options;
+    const Log& log;
+    Arena& arena;
+    Step& step;
+    const TokenSet& train_tokens;
+    const TokenSet* val_tokens;   // null: no validation
+    FileSystem& files;
+    Metrics& metrics;
+    const StopSignals& signals;
+    Sampler* sampler;                                              // null: no sampling
+    const std::vector<std::unique_ptr<Evaluation>>* evaluations;   // null: none
+    std::string tokenizer_file;                                    // copied into checkpoints; empty: none
+    int max_steps;                                                 // steps of the whole run
+    double peak_flops_per_s;                                       // per device; 0: unknown
+    TrainingGroups groups = {};
+    World* world = nullptr;   // all ranks and their watchdog; null: one rank
+
+    // The last step of this start.
+    int last_step() const { return options.stop_after > 0 ? std::min(options.stop_after, max_steps) : max_steps; }
+};
