@@ -19,6 +19,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/link_speed.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/run_inputs.h"
@@ -42,24 +43,25 @@ public:
     // Runs work() on this rank alone; prints what rank 0's returned, or the first failure. Collective. False where a
     // rank has thrown.
     bool check(const char* name, const std::function<std::string()>& work) {
-        std::string own;
+        int own_code = 0;
+        std::string own_words;
         try {
-            own = "0 " + work();
+            own_words = work();
         } catch (const std::exception& error) {
-            own = text(exit_code_of(error), " ", words_of(error));
+            own_code = exit_code_of(error), own_words = words_of(error);
         }
-        const std::vector<std::string> by_rank = agreement_.gather(own);
-        for (std::size_t rank = 0; rank < by_rank.size(); rank++) {
-            const int code = std::stoi(by_rank[rank]);
-            const std::string words = by_rank[rank].substr(by_rank[rank].find(' ') + 1);
-            if (code == static_cast<int>(ErrorKind::resumable)) throw Error(ErrorKind::resumable, words);
+        const std::vector<std::string> codes = agreement_.gather(to_bytes(own_code)),
+                                       words = agreement_.gather(own_words);
+        for (std::size_t rank = 0; rank < codes.size(); rank++) {
+            const auto code = value_of<int>(codes[rank]);
+            if (code == static_cast<int>(ErrorKind::resumable)) throw Error(ErrorKind::resumable, words[rank]);
             if (code == 0) continue;
-            say(name, "WRONG", by_rank.size() > 1 ? text("rank ", rank, ": ", words) : words);
+            say(name, "WRONG", codes.size() > 1 ? text("rank ", rank, ": ", words[rank]) : words[rank]);
             if (code_ == 0) code_ = code;
             wrong_++;
             return false;
         }
-        say(name, "OK", by_rank[0].substr(2));
+        say(name, "OK", words[0]);
         return true;
     }
     // Runs work() in which ranks communicate, and prints what it returned. If it throws, this program ends, as a run
@@ -100,7 +102,7 @@ public:
     int run() {
         report_.together("model", [&] { return find_model_and_checkpoint(); });
         bool ready = report_.check("tokens", [&] { return check_tokens(); });
-        max_steps_ = std::stoi(world_.from_first(text(max_steps_)));   // only rank 0 has read every id
+        max_steps_ = value_of<int>(world_.from_first(to_bytes(max_steps_)));   // only rank 0 has read every id
         ready = report_.check("shards", [&] { return check_shards(); }) && ready;
         if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
         if (!options_.export_llmc.empty() || !options_.trace.empty())
@@ -251,14 +253,13 @@ bool RunCheck::check_memory() {
     } catch (...) {
         failure = std::current_exception();
     }
-    const std::vector<std::string> by_rank = agreement_.gather(text(device, " ", own));
+    const std::vector<std::string> devices = agreement_.gather(device), bytes = agreement_.gather(to_bytes(own));
     return report_.check("memory", [&] {
         if (failure) std::rethrow_exception(failure);
         std::size_t together = 0, ranks = 0;
-        for (const std::string& other : by_rank) {
-            const std::size_t end = other.rfind(' ');
-            if (other.substr(0, end) != device) continue;
-            together += std::stoull(other.substr(end + 1));
+        for (std::size_t rank = 0; rank < devices.size(); rank++) {
+            if (devices[rank] != device) continue;
+            together += value_of<std::size_t>(bytes[rank]);
             ranks++;
         }
         std::string words = text(gibibytes(static_cast<double>(own)), " a rank");
@@ -294,7 +295,7 @@ std::string RunCheck::write_machine(const LinkSpeeds* links) {
 std::string RunCheck::check_links(LinkSpeeds& speeds) {
     speeds = measure_links(world_, own_memory_, stream_.get());
     const LinkSpeed& slowest = speeds.pairs.front();
-    return text(speeds.pairs.size(), " pair(s); the slowest is ", slowest.who,
+    return text(speeds.pairs.size(), " pair(s); the slowest is ", name_of(slowest),
                 formatted(", %.3f GB/s\n", 1e-9 * slowest.bytes_per_second), link_table(speeds));
 }
 
@@ -331,7 +332,7 @@ std::string RunCheck::time_steps() {
     };
     double seconds = timed_steps(1);   // it warms up
     const int more = static_cast<int>(std::clamp(kSecondsOfSteps / seconds, 1.0, 10.0));
-    const int timed = std::min(std::stoi(world_.from_first(text(more))), steps_left - 1);
+    const int timed = std::min(value_of<int>(world_.from_first(to_bytes(more))), steps_left - 1);
     if (timed > 0) seconds = timed_steps(1 + timed) / timed;
     const TokenSet* const of_validation = options_.overfit_single_batch ? &inputs.train_tokens : inputs.validation();
     const double validation = options_.val_every > 0 ? time_validation(step, *of_validation) : 0;

@@ -1,14 +1,13 @@
 #include "llmc/plan/measure_machine.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <set>
-#include <sstream>
 
 #include "llmc/base/log.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/run/metrics/peak.h"
 
 namespace {
@@ -98,9 +97,8 @@ private:
 
 void add_links(Machine& machine, const LinkSpeeds& links, const std::vector<std::string>& hosts) {
     for (const LinkSpeed& pair : links.pairs) {   // the slowest first
-        unsigned a = 0, b = 0;
-        if (std::sscanf(pair.who.c_str(), "ranks %u and %u", &a, &b) != 2) continue;
-        Link& link = hosts.at(a) == hosts.at(b) ? machine.intra : machine.inter;
+        auto host = [&](int rank) { return hosts.at(static_cast<std::size_t>(rank)); };
+        Link& link = host(pair.rank) == host(pair.peer) ? machine.intra : machine.inter;
         if (link.bytes_per_second == 0) link = {pair.bytes_per_second, pair.seconds};
     }
 }
@@ -117,17 +115,11 @@ Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stre
         sizes.push_back(rate.flops);
         own.push_back(rate.per_second);
     }
-    std::ostringstream words;
-    words.precision(9);
-    for (const double number : own) words << number << ' ';
     std::vector<double> slowest = own;
-    for (const std::string& rank : world.gather_text(words.str())) {
-        std::istringstream in(rank);
-        for (std::size_t i = 0; i < own.size(); i++) {
-            double number = 0;
-            in >> number;
-            slowest[i] = i == 0 ? std::max(slowest[i], number) : std::min(slowest[i], number);
-        }
+    for (const std::string& of_rank : world.gather_text(to_bytes(std::span<const double>(own)))) {
+        const std::vector<double> found = values_of<double>(of_rank);
+        for (std::size_t i = 0; i < own.size(); i++)
+            slowest[i] = i == 0 ? std::max(slowest[i], found.at(i)) : std::min(slowest[i], found.at(i));
     }
     const std::vector<std::string> hosts = world.gather_text(own_host_identity());
     Machine machine;

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/part_options.h"
@@ -125,30 +125,27 @@ Recompute recompute_that_fits(const Options& options, const ModelConfig& config,
     std::size_t free_bytes = 0, all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     OwnedStream stream;
-    std::string own = text(all_bytes);
-    for (const Recompute level : kLevels) {
-        Options with_level = options;
-        with_level.recompute = level;
-        own += text(" ", counted_run(with_level, config, world, stream.get()).high_water());
-    }
-    struct Device {
-        double bytes = 0, taken[std::size(kLevels)] = {};
+    struct Memory {   // of a rank or of a device, in bytes
+        double all = 0, taken[std::size(kLevels)] = {};
     };
-    std::map<std::string, Device> devices;
-    for (const std::string& rank : world.gather_text(own + " " + own_device(world))) {
-        std::istringstream words(rank);
-        double bytes = 0, taken[std::size(kLevels)] = {};
-        std::string name;
-        words >> bytes;
-        for (double& level : taken) words >> level;
-        std::getline(words, name);
-        Device& device = devices[name];
-        device.bytes = bytes;
-        for (std::size_t i = 0; i < std::size(kLevels); i++) device.taken[i] += taken[i];
+    Memory own{.all = static_cast<double>(all_bytes)};
+    for (std::size_t i = 0; i < std::size(kLevels); i++) {
+        Options with_level = options;
+        with_level.recompute = kLevels[i];
+        own.taken[i] = static_cast<double>(counted_run(with_level, config, world, stream.get()).high_water());
+    }
+    const std::vector<std::string> names = world.gather_text(own_device(world)),
+                                   ranks = world.gather_text(to_bytes(own));
+    std::map<std::string, Memory> devices;
+    for (std::size_t rank = 0; rank < ranks.size(); rank++) {
+        const auto of_rank = value_of<Memory>(ranks[rank]);
+        Memory& device = devices[names.at(rank)];
+        device.all = of_rank.all;
+        for (std::size_t i = 0; i < std::size(kLevels); i++) device.taken[i] += of_rank.taken[i];
     }
     for (std::size_t i = 0; i < std::size(kLevels); i++) {
         const bool fits = std::all_of(devices.begin(), devices.end(), [&](const auto& device) {
-            return device.second.taken[i] <= 0.9 * device.second.bytes;
+            return device.second.taken[i] <= 0.9 * device.second.all;
         });
         if (fits) return kLevels[i];
     }

@@ -1,11 +1,10 @@
 #include "llmc/process/link_speed.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
-#include "llmc/process/sockets.h"
+#include "llmc/process/value_bytes.h"
 
 namespace {
 
@@ -73,17 +72,19 @@ int partner_of(int rank, int ranks, int round) {
 LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
     if (world.ranks() == 1) return {};
     Measurement measurement(world, arena, stream);
-    std::string own;   // who, seconds, bytes per second
-    auto add = [&](const std::string& who, double seconds, double speed) {
-        own += formatted("%s\t%.9g %.9g\n", who.c_str(), seconds, speed);
+    struct Measured {
+        int rank, peer;
+        Axis axis;   // of a group
+        double seconds, bytes_per_second;
     };
+    std::vector<Measured> own;
     for (int round = 0; round < link_rounds(world.ranks()); round++) {
         const int peer = partner_of(world.rank(), world.ranks(), round);
         if (peer < 0) continue;
         const double latency = measurement.message(peer, small, small_repeats);
         const double large_one = measurement.message(peer, large, large_repeats);
         if (world.rank() > peer) continue;   // the lower rank reports
-        add(text("ranks ", world.rank(), " and ", peer), latency, large * sizeof(float) / large_one);
+        own.push_back({world.rank(), peer, {}, latency, large * sizeof(float) / large_one});
     }
     for (const Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {
         Communicator* const group = world.group({axis});
@@ -91,16 +92,15 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
         const double latency = measurement.all_reduce(*group, small, small_repeats);
         const double large_one = measurement.all_reduce(*group, large, large_repeats);
         const double sent = 2.0 * (group->size() - 1) / group->size() * large * sizeof(float);
-        if (group->rank() == 0) {
-            add(text("group ", group->name(), " of rank ", world.rank()), latency, sent / large_one);
-        }
+        if (group->rank() == 0) own.push_back({world.rank(), -1, axis, latency, sent / large_one});
     }
     LinkSpeeds speeds;
-    for (const std::string& of_rank : world.gather_text(own)) {
-        std::istringstream lines(of_rank);
-        LinkSpeed link;
-        while (std::getline(lines, link.who, '\t') && lines >> link.seconds >> link.bytes_per_second >> std::ws) {
-            (link.who.starts_with("group ") ? speeds.groups : speeds.pairs).push_back(link);
+    for (const std::string& of_rank : world.gather_text(to_bytes(std::span<const Measured>(own)))) {
+        for (const Measured& found : values_of<Measured>(of_rank)) {
+            const bool is_pair = found.peer >= 0;
+            const std::string group = is_pair ? std::string() : group_name(world.mesh(), {found.axis});
+            (is_pair ? speeds.pairs : speeds.groups)
+                .push_back({found.rank, found.peer, group, found.seconds, found.bytes_per_second});
         }
     }
     auto slower = [](const LinkSpeed& a, const LinkSpeed& b) { return a.bytes_per_second < b.bytes_per_second; };
@@ -109,19 +109,23 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
     return speeds;
 }
 
+std::string name_of(const LinkSpeed& link) {
+    return link.group.empty() ? text("ranks ", link.rank, " and ", link.peer)
+                              : text("group ", link.group, " of rank ", link.rank);
+}
+
 std::string link_table(const LinkSpeeds& speeds, std::size_t most) {
     std::string table = formatted("  %-28s %12s %12s\n", "between", "latency, us", "GB/s");
     auto row = [&](const LinkSpeed& link) {
-        table +=
-            formatted("  %-28s %12.1f %12.3f\n", link.who.c_str(), 1e6 * link.seconds, 1e-9 * link.bytes_per_second);
+        table += formatted("  %-28s %12.1f %12.3f\n", name_of(link).c_str(), 1e6 * link.seconds,
+                           1e-9 * link.bytes_per_second);
     };
     for (std::size_t i = 0; i < std::min(most, speeds.pairs.size()); i++) row(speeds.pairs[i]);
     if (speeds.pairs.size() > most) table += text("  and ", speeds.pairs.size() - most, " faster pairs\n");
-    std::vector<std::string> told;   // axes
+    std::vector<std::string> told;   // names of groups
     for (const LinkSpeed& group : speeds.groups) {
-        const std::string axis = group.who.substr(0, group.who.find(" of "));
-        if (std::ranges::find(told, axis) != told.end()) continue;   // the slowest comes first
-        told.push_back(axis);
+        if (std::ranges::find(told, group.group) != told.end()) continue;   // the slowest comes first
+        told.push_back(group.group);
         row(group);
     }
     return table;

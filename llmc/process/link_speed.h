@@ -11,10 +11,14 @@
 #include "llmc/process/world.h"
 
 struct LinkSpeed {
-    std::string who;           // "ranks 0 and 3", "group tp of rank 4"
+    int rank, peer;            // the pair, the lower rank first; or a group's first rank, and -1
+    std::string group;         // its name; empty: a pair
     double seconds;            // the smallest message, one way, or the smallest all-reduce
     double bytes_per_second;   // a large message; of an all-reduce what each rank sends, 2 (n - 1) / n of it
 };
+
+// Returns "ranks 0 and 3", or "group tp of rank 4".
+std::string name_of(const LinkSpeed& link);
 
 struct LinkSpeeds {
     std::vector<LinkSpeed> pairs, groups;   // the slowest first

@@ -80,9 +80,7 @@ struct Matmul::Impl {
         if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);
     }
     template <class T>
-    bool fuses_gelu() const {
-        return !std::is_same_v<T, float> || options.fuse_fp32_gelu;
-    }
+    static constexpr bool fuses_gelu = !std::is_same_v<T, float>;
     std::string last_refusal;
     MatmulPlan* just_timed = nullptr;   // plan timed by the last call
 };
@@ -315,7 +313,7 @@ void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, con
                           cudaStream_t stream) {
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
-    if (impl_->fuses_gelu<T>() &&
+    if (Impl::fuses_gelu<T> &&
         impl_->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
                        in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)) {
         return;
@@ -340,7 +338,7 @@ void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const 
                                  cudaStream_t stream) {
     constexpr const MatmulRow* row =
         find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU);
-    if (impl_->fuses_gelu<T>() &&
+    if (Impl::fuses_gelu<T> &&
         impl_->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight,
                        matrix(weight, s.K, s.N, s.weight_stride), dout, matrix(dout, s.N, s.M, s.out_stride), nullptr,
                        pre_gelu, nullptr, stream)) {

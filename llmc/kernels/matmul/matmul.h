@@ -44,9 +44,6 @@ struct MatmulShape {
 struct MatmulOptions {
     bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
     std::size_t workspace_bytes = std::size_t{32} << 20;   // recommended by cuBLAS for Hopper
-    // Fuses GELU into fp32 matmuls. Off by default: cuBLASLt does not say how exact its tanh is, and fp32 promises
-    // 1e-5.
-    bool fuse_fp32_gelu = false;
     // Number of algorithms timed when a problem is first met; the fastest is taken. 1: the first of cuBLASLt's
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
@@ -92,7 +89,7 @@ public:
 
     // Computes pre_gelu(M,N) = in weight^T + bias and out = gelu(pre_gelu). GELU is a kernel of its own where cuBLASLt
     // has no algorithm for it (`unfused` says so; for example, if rows are not a multiple of 8 elements apart), and in
-    // fp32 unless fuse_fp32_gelu is set.
+    // fp32, which promises 1e-5: cuBLASLt does not say how exact its tanh is.
     template <class T>
     void forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                       cudaStream_t stream);
