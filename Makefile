@@ -73,7 +73,9 @@ LIB_DIRS := base io report kernels mesh process tokenizer data
 EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
 endif
 
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
 include dev/tools/optional.mk
+endif
 
 # g++ parses the standard library once for each level of optimization, not once for each file (0.7 of the 2 s that a file
 # takes). Other compilers do without, so a header that a file forgets to name is found there. PRECOMPILE=: never.
