@@ -18,10 +18,9 @@ source "$(dirname "$0")/common.sh"
 tokenize=${TOKENIZE:-$build/$device$variant/tokenize}
 needs "$tokenize"
 
-seq 1 8000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" >/dev/null &&
-    "$tokenize" --tokenizer bytes --quiet --output "$work/documents" --val-tokens 2000 --separator '0\n' \
-        "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 8000 2000
+"$tokenize" --tokenizer bytes --quiet --output "$work/documents" --val-tokens 2000 --separator '0\n' "$work/numbers.txt" >/dev/null ||
+    exit 70
 for i in 10 20 30 40 50; do
     echo "{\"ctx\":\"$i\",\"endings\":[\"$((i + 1))\",\"$((i - 1))\",\"$i\",\"x\"],\"label\":0}"
 done >"$work/questions.jsonl"
