@@ -73,7 +73,9 @@ LIB_DIRS := base io report kernels mesh process tokenizer data
 EXCLUDE := %_onednn.cpp %_host_test.cpp %_host_test.cu#   _host_test: of other folders, with the stand-in's own headers
 endif
 
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
 include dev/tools/optional.mk
+endif
 
 # g++ parses the standard library once for each level of optimization, not once for each file (0.7 of the 2 s that a file
 # takes). Other compilers do without, so a header that a file forgets to name is found there. PRECOMPILE=: never.
@@ -214,8 +216,8 @@ quickstart: ## train a small model on this machine's C and C++ headers: install,
 .PHONY: fuzz test test-long check-units check-clang cuda-compile gpu-check
 test: ## every check that fits in minutes; ends with "N passed, N failed"
 	@dev/test/run.sh short
-PART ?=#             of test-long and gpu-check: one or more parts, as in make test-long PART=certificate; dev/test/checks.sh
-#                    and dev/test/gpu_check.sh name them
+PART ?=#             of test-long and gpu-check: one or more parts, as in make test-long PART=certificate (help lists them), or of
+#                    those that dev/test/gpu_check.sh names
 test-long: ## every claim of the project in full, in parts of at most half an hour (hours in all)
 	@dev/test/run.sh long $(PART)
 .PHONY: layouts

@@ -2,17 +2,9 @@
 # The benchmarks' program: what it lists, measures and writes; with `all`, every benchmark once (minutes). (Speeds are not
 # judged, only that they can be true: other work may share the machine.)
 # Alone: it measures.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-bench=build/${DEVICE:-cpu}-bf16/bench
-[ -x "$bench" ] || { echo "no $bench (make PRECISION=bf16 $bench)"; exit 70; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
-}
+source "$(dirname "$0")/common.sh"
+bench=build/$device-bf16/bench
+needs "$bench"
 
 "$bench" --list >"$work/list"
 missing=0

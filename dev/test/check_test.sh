@@ -5,8 +5,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-seq 1 4000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+numbers_as_data 4000 2000
 options() {   # DATA
     echo --train-data "$1/*train*.bin" --val-data "$1/*val*.bin" --layers 2 --heads 2 --channels 32 --seq-len 32 \
         --micro-batch 2 --max-steps 20 --val-every 5 --sample-every 0

@@ -16,8 +16,7 @@ shard() {
     { le32 "$2" "$3" "$4" && head -c 1012 /dev/zero && le16 "${@:5}"; } >"$file"
 }
 
-seq 1 3000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+numbers_as_data 3000 3000
 data=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin")
 tiny=(--layers 1 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 2 --val-max-batches 2 --sample-every 0)
 

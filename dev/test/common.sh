@@ -71,7 +71,23 @@ has() {
     grep -q "$@" <<<"$text"
 }
 
+# numbers_as_data COUNT VAL_TOKENS: the numbers from 1 to COUNT, each a line of $work/numbers.txt, and their bytes as tokens
+# in $work/data, the first so many for validation.
+numbers_as_data() {
+    seq 1 "$1" >"$work/numbers.txt"
+    "$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens "$2" "$work/numbers.txt" >/dev/null || exit 70
+}
+
+milliseconds() { echo $((${EPOCHREALTIME/./} / 1000)); }
+
+# nothing_wrong NAME WRONG: passes if WRONG, which lists what is wrong, is empty
+nothing_wrong() {
+    [ -z "$2" ]
+    verdict $? "$1"$'\n'"$(sed 's/^/    /' <<<"$2" | head -n 20)"
+}
+
 source dev/test/without_times.sh
+records() { without_times "$1/metrics.jsonl"; }   # FOLDER of a run
 
 # same_run STEP FOLDER OTHER: records but for times, and the state at the end, in the folder STEP. The note of what was
 # still to be done after the last step, and of the best validation, may differ: who stops during the last validation has

@@ -15,8 +15,7 @@ length=${1:-short}
 limit_ms= limits=(--peer-timeout 300 --init-timeout 600) patience=300
 if [ "$length" = long ]; then limit_ms=5000 limits=(--peer-timeout 5 --init-timeout 30) patience=20; fi
 
-seq 1 20000 >numbers.txt
-"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 2 --heads 2 --channels 32 --seq-len 32
     --micro-batch 2 --total-batch 384 --max-steps 60 --val-every 20 --val-max-batches 6 --sample-every 0 --log-every 1
     --zero 2 --checkpoint-every 5 --keep-checkpoints 3 "${limits[@]}")
@@ -141,13 +140,12 @@ named() {
     took_ms=$((($(date +%s%N) - $1) / 1000000))
     [ -z "$limit_ms" ] || [ "$took_ms" -le "$limit_ms" ]
 }
-records() { without_times "$1/out/metrics.jsonl"; }
 goes_on() {   # what is left goes on to the records of the undisturbed run, whole checkpoints only
     rm -f "$name"/readonly.* "$name"/cut.* "$name"/was.* "$name"/hold
     start "$name" --resume 1
     wait "$launcher"
     local code=$?
-    [ $code -eq 0 ] && cmp <(records whole) <(records "$name")
+    [ $code -eq 0 ] && cmp <(records whole/out) <(records "$name/out")
     verdict $? "$name goes on (exit $code): $(tail -n 3 "$name/log")"
 }
 

@@ -8,38 +8,26 @@
 #   4. mesh and what it includes know no device: none of CUDA's headers.
 #
 # Tests (*_test.*) may look further down: they try a thing as its users do.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit 1
+source "$(dirname "$0")/common.sh"
 folders="base io report cuda_on_cpu kernels mesh process tokenizer data model parallel optim checkpoint run plan cli"
-passed=0 failed=0
-
-report() {   # NAME WRONG: passes if WRONG, which lists what is wrong, is empty
-    if [ -n "$2" ]; then
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        sed 's/^/    /' <<<"$2" | head -n 20
-    else
-        passed=$((passed + 1))
-    fi
-}
-
 # Every include of a file of llmc/ by another one: "file folder included-folder", tests left out.
 includes=$(grep -roE --include='*.h' --include='*.cuh' --include='*.cu' --include='*.cpp' '#include "llmc/[a-z_]+/' llmc |
     grep -vE '^[^:]*_test\.[a-z]+:' | sed -E 's|^(llmc/([a-z_]+)/[^:]*):#include "llmc/([a-z_]+)/|\1 \2 \3|')
-if [ "$(wc -l <<<"$includes")" -gt 500 ]; then passed=$((passed + 1)); else report "includes are found" "only: $includes"; fi
+[ "$(wc -l <<<"$includes")" -gt 500 ]
+verdict $? "only these includes are found: $includes"
 
-report "every folder of llmc/ has its place in the order" "$(
+nothing_wrong "every folder of llmc/ has its place in the order" "$(
     for folder in llmc/*/; do [[ " $folders " = *" $(basename "$folder") "* ]] || echo "$folder"; done)"
-report "folders include only what stands above them: $folders" "$(
+nothing_wrong "folders include only what stands above them: $folders" "$(
     awk -v order="$folders" 'BEGIN { n = split(order, names, " "); for (i = 1; i <= n; i++) place[names[i]] = i }
         place[$3] > place[$2] { print $1 " includes llmc/" $3 }' <<<"$includes")"
-report "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
+nothing_wrong "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
         grep -vE '^llmc/kernels/(launch\.cuh|ptx/ptx(_hopper)?\.cuh|attention/[a-z_]*_onednn\.cpp)$')"
-report "no folder has more than 25 files that are no tests" "$(
+nothing_wrong "no folder has more than 25 files that are no tests" "$(
     find llmc -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.inc' | grep -v '_test\.' |
         xargs -n 1 dirname | sort | uniq -c | awk '$1 > 25')"
-report "mesh compiles without CUDA's headers and without the stand-in's" "$(
+nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
 
 echo "$passed passed, $failed failed"

@@ -3,14 +3,7 @@
 # out of its time, that was left no time and whose program was not built; its exit code tells; nothing stays behind. Then
 # limited.sh, and where cuda.mk finds CUDA.
 # Alone: steps have seconds.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
-}
+source "$(dirname "$0")/common.sh"
 program() {   # FILE BODY
     mkdir -p "$(dirname "$work/$1")"
     printf '#!/bin/bash\n%s\n' "$2" >"$work/$1"

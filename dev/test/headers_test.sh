@@ -8,23 +8,8 @@
 #   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's;
 #   5. host code that divides loops over the cores is compiled with -O3. With -Og library attention took three times as
 #      long, and no test of what it computes can show that.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit 1
+source "$(dirname "$0")/common.sh"
 CXX=${CXX:-g++}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-
-report() {   # NAME FILE: passes if FILE, which lists what is wrong, is empty
-    if [ -s "$2" ]; then
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        sed 's/^/    /' "$2" | head -n 20
-    else
-        passed=$((passed + 1))
-    fi
-}
-
 # ---- 1. stand-ins refuse nvcc
 while read -r header; do
     message=$("$CXX" -D__CUDACC__ -x c++ -std=c++20 -Illmc/cuda_on_cpu/include -I. -fsyntax-only "$header" 2>&1 | grep -m1 'error')
@@ -33,7 +18,7 @@ while read -r header; do
         *) echo "$header: under nvcc the first error is not its #error but: ${message:-none}" ;;
     esac
 done < <(find llmc/cuda_on_cpu/include -type f) >"$work/refusal"
-report "stand-in headers refuse nvcc" "$work/refusal"
+nothing_wrong "stand-in headers refuse nvcc" "$(<"$work/refusal")"
 
 # ---- 2. CPU sources see no header of the toolkit
 third_party=$([ -d third_party/include ] && echo "-isystem third_party/include")
@@ -42,20 +27,20 @@ find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cpp' \) ! -name '*
     xargs -0 -P "$(nproc)" -n 4 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/cuda_on_cpu/include -I. $third_party $mpi -M \
         >"$work/cpu.d" 2>"$work/cpu.err"
 grep -h 'fatal error' "$work/cpu.err" >"$work/unreadable"
-report "dependencies of the CPU sources can be listed" "$work/unreadable"
+nothing_wrong "dependencies of the CPU sources can be listed" "$(<"$work/unreadable")"
 tr -s ' \\' '\n' <"$work/cpu.d" | grep '^/' | sort -u | while read -r file; do
     real=$(readlink -f "$file")
     case $real in
         */cuda/* | */cuda-[0-9]* | */nvidia/*) echo "$file ($real)" ;;
     esac
 done >"$work/toolkit"
-report "CPU sources see no header of the CUDA toolkit" "$work/toolkit"
+nothing_wrong "CPU sources see no header of the CUDA toolkit" "$(<"$work/toolkit")"
 
 # ---- 3. CUDA objects see no stand-in
 mapfile -t cuda_dependencies < <(find build -path 'build/cuda*/*' -name '*.d' 2>/dev/null)
 if [ ${#cuda_dependencies[@]} -gt 0 ]; then
     grep -l 'llmc/cuda_on_cpu/' "${cuda_dependencies[@]}" >"$work/standin"
-    report "CUDA objects see no stand-in header" "$work/standin"
+    nothing_wrong "CUDA objects see no stand-in header" "$(<"$work/standin")"
 else
     echo "SKIPPED dependencies of the CUDA build: there is none below build/ (make cuda-compile)"
 fi
@@ -89,7 +74,7 @@ if [ -n "$toolkit" ]; then
         -o "$work/compare" >"$work/values" 2>&1; then
         "$work/compare" >"$work/values" 2>&1
     fi
-    report "values and texts are those of $toolkit" "$work/values"
+    nothing_wrong "values and texts are those of $toolkit" "$(<"$work/values")"
     echo "compared with $toolkit: $(grep -c 'static_assert' "$work/compare.cpp") values, $(grep -c ' compare(cuda' "$work/compare.cpp") errors"
 else
     echo "SKIPPED comparison with the CUDA toolkit: it is not installed"
@@ -102,7 +87,7 @@ while read -r source; do
     grep -F -- "-o build/cpu/obj/$source.o" "$work/commands" | grep -q -- ' -O3 ' || echo "$source"
 done <"$work/parallel" >"$work/unoptimised"
 [ -s "$work/parallel" ] || echo "no source calls parallel_for" >"$work/unoptimised"
-report "what runs on all cores is compiled with -O3" "$work/unoptimised"
+nothing_wrong "what runs on all cores is compiled with -O3" "$(<"$work/unoptimised")"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

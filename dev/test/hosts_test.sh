@@ -35,12 +35,10 @@ for h in 0 1; do
     for end in private0 private1; do ip -n host$h link set $end up; done
 done
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --val-every 0 --layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2
     --total-batch 384 --max-steps 5 --sample-every 0 --zero 2 --init-timeout 6000)
 ranks=3   # 0 and 1 on host0, 2 on host1
-losses() { without_times "$1/metrics.jsonl"; }
 
 # on_hosts NAME NAME_OF_HOST_1 ARGUMENTS...: all ranks, in the background; their ids in pids, their logs in $work/NAME.R
 on_hosts() {
@@ -58,7 +56,7 @@ on_hosts() {
 same() {   # NAME: the ranks of this run have ended well, with the losses of one host
     local status=0
     for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
-    [ $status -eq 0 ] && [ "$(losses "$work/$1" | wc -l)" -eq 5 ] && cmp -s <(losses "$work/one") <(losses "$work/$1")
+    [ $status -eq 0 ] && [ "$(records "$work/$1" | wc -l)" -eq 5 ] && cmp -s <(records "$work/one") <(records "$work/$1")
     verdict $? "$1 (exit $status): $(tail -n 2 "$work/$1".[0-9])"
 }
 
@@ -97,7 +95,7 @@ by_hand() {   # NAME VARIABLES... -- OPTIONS...: on both hosts, until both have 
     done
     for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
     [ $status -eq 0 ] && [ "$(grep -c '"loss"' "$work/$name/$out/metrics.jsonl")" -eq 4 ] &&
-        cmp -s <(losses "$work/hand-one/$out") <(losses "$work/$name/$out")
+        cmp -s <(records "$work/hand-one/$out") <(records "$work/$name/$out")
     verdict $? "$name (exit $status): $(tail -n 3 "$work/$name".[01])"
 }
 GPUS=8 RUNS=$work/hand-one $recipe >"$work/hand-one.log" 2>&1

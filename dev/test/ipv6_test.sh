@@ -20,11 +20,9 @@ needs "$train_gpt" "$tokenize"
 mount -t tmpfs none /run
 ip link set lo up
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --val-every 0 --layers 1 --heads 2 --channels 32 --seq-len 32 --micro-batch 2
     --total-batch 256 --max-steps 3 --sample-every 0 --zero 1 --init-timeout 6000)
-losses() { without_times "$1/metrics.jsonl"; }
 port=29600   # in a network of this test alone
 
 # two NAME OPTIONS...: ranks 0 and 1, each with what stands in at0 or at1 before its command, end well with the losses of
@@ -53,13 +51,13 @@ two() {
         echo "rank 0 does not listen" >"$work/$name.1"
         kill -KILL $rank_0 2>/dev/null
     fi
-    [ $status -eq 0 ] && [ "$(losses "$work/$name" | wc -l)" -eq 3 ] && cmp -s <(losses "$work/one") <(losses "$work/$name")
+    [ $status -eq 0 ] && [ "$(records "$work/$name" | wc -l)" -eq 3 ] && cmp -s <(records "$work/one") <(records "$work/$name")
     verdict $? "$name (exit $status): $(tail -n 2 "$work/$name".[01])"
     port=$((port + 1))
 }
 launched() {   # NAME COMMAND...: the same by scripts/launch.sh, which chooses the address
     scripts/launch.sh -n 2 "${@:2}" "${run[@]}" --output-dir "$work/$1" >"$work/$1.log" 2>&1 &&
-        cmp -s <(losses "$work/one") <(losses "$work/$1")
+        cmp -s <(records "$work/one") <(records "$work/$1")
     verdict $? "$1: $(tail -n 3 "$work/$1.log")"
 }
 in_folder() { mkdir -p "$work/rendezvous" && two "$1" --init fs --init-folder "$work/rendezvous"; }
@@ -107,7 +105,7 @@ later() {   # NAME REASON
     rank_0=$!
     eventually $rank_0 listens || kill -KILL $rank_0 2>/dev/null
     echo "::1 $1" >>"$work/hosts"
-    end_of_two $rank_0 $rank_1 && cmp -s <(losses "$work/one") <(losses "$work/$1")
+    end_of_two $rank_0 $rank_1 && cmp -s <(records "$work/one") <(records "$work/$1")
     verdict $? "the name $1, made known later: $(tail -n 2 "$work/$1".[01])"
     port=$((port + 1))
 }

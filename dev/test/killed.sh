@@ -17,14 +17,12 @@ layouts=("1" "2 --zero 1" "2 --zero 2" "3 --zero 3" "2 --tp 2" "2 --pp 2" "2 --c
     "4 --pp 2 --pp-schedule zb --zero 3" "4 --tp 2 --cp 2 --zero 2 --master-weights 0" "4 --cp 2 --pp 2 --recompute block"
     "4 --optimizer muon --zero 1 --tp 2")
 steps=12 step=step_00000012
-seq 1 4000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+numbers_as_data 4000 2000
 train() {   # LOG FOLDER RANKS ARGUMENTS...: in place of this shell
     exec scripts/launch.sh -n "$3" -g 20 "$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" \
         --layers 4 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --total-batch 768 --max-steps $steps --lr 1e-3 \
         --weight-decay 0.1 --val-every 5 --val-max-batches 12 --sample-every 0 --resume 1 --output-dir "$2" "${@:4}" >"$1" 2>&1
 }
-milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 running() { pgrep -f -- "--output-dir $1( |$)"; }
 
 declare -A took   # by the layout's number, ms

@@ -4,8 +4,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-seq 1 8000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 8000 3000
 # run RANKS NAME ARGUMENTS...
 run() {
     local ranks=$1 name=$2

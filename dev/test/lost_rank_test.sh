@@ -10,8 +10,7 @@ source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 length=${1:-short}
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 20000 3000
 # --peer-timeout: so long that ranks which get no processor are not taken for lost; how long a rank works alone in a sync and in
 # a read; and, of the long form, --stall-timeout and the limit from a loss to the end of the last rank
 timeout_s=600 slow_us=0 late_us=400000 limit_ms=

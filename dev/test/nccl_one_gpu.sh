@@ -5,19 +5,15 @@
 #
 # NCCL refuses two ranks on one GPU unless each has a host id of its own; it then talks over loopback sockets. Slow, but
 # the very calls that many GPUs make. Not run on a GPU yet.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
+DEVICE=cuda
+source "$(dirname "$0")/common.sh"
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     echo "No GPU answers on this machine (nvidia-smi)." >&2
     exit 69
 fi
 unit_test=$(realpath "${UNIT_TEST:-build/cuda/unit_test}") || exit 70
 model_test=$(realpath "${MODEL_TEST:-build/cuda-bf16/unit_test}") || exit 70
-train_gpt=$(realpath "${TRAIN_GPT:-build/cuda-bf16/train_gpt}") || exit 70
-tokenize=$(realpath "${TOKENIZE:-build/cuda/tokenize}") || exit 70
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+needs "$train_gpt" "$tokenize"
 verdict() {   # STATUS NAME
     if [ "$1" -eq 0 ]; then   # said at once: the time for all of it may run out
         passed=$((passed + 1)) && echo "passed: ${2%%: *}"
@@ -29,8 +25,7 @@ verdict() {   # STATUS NAME
 # each process a host of its own, all on GPU 0
 apart=(bash -c 'export NCCL_HOSTID=train_gpt_$RANK NCCL_SOCKET_IFNAME=lo CUDA_VISIBLE_DEVICES=0; exec "$@"' -)
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels
     128 --seq-len 64 --micro-batch 2 --total-batch 1024 --max-steps 10 --val-every 10 --sample-every 0 --attention own)
 losses() { sed -nE 's/.*"loss":([0-9.]+).*/\1/p' "$1/metrics.jsonl"; }

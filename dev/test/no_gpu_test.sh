@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA build on a machine without a GPU: it starts, says what is missing, and exits with 69.
 # Alone: it builds.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-passed=0 failed=0
+source "$(dirname "$0")/common.sh"
 for precision in bf16 fp32; do
     program=build/cuda-$precision-all/train_gpt
     if [ ! -x "$program" ]; then
@@ -15,12 +13,8 @@ for precision in bf16 fp32; do
     fi
     message=$("$program" 2>&1)
     code=$?
-    if [ $code -eq 69 ] && grep -q "NVIDIA GPU and its driver" <<<"$message" && grep -q "make DEVICE=cpu" <<<"$message"; then
-        passed=$((passed + 1))
-    else
-        echo "$program: exit code $code, expected 69 and advice; it said: $message"
-        failed=$((failed + 1))
-    fi
+    [ $code -eq 69 ] && grep -q "NVIDIA GPU and its driver" <<<"$message" && grep -q "make DEVICE=cpu" <<<"$message"
+    verdict $? "$program: exit code $code, expected 69 and advice; it said: $message"
 done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

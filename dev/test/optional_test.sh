@@ -4,6 +4,7 @@
 #
 # A folder that the compiler looks into first hides a package: a header that stops, a library that is none. The builds
 # are made in the folders of the others, so that only the objects concerned are compiled, and made again at the end.
+# Also that what was found is kept from build to build, and found anew when something changes.
 # Alone: it builds.
 . "$(dirname "$0")/common.sh"
 train_gpt=build/cpu-bf16/train_gpt tokenize=build/cpu/tokenize   # as make names them
@@ -40,7 +41,7 @@ hide() {   # header|library FILE PACKAGE LIBRARY
     verdict $? "USE_$3=1 without its $1 names the package: $(tail -n 1 "$work/log")"
 }
 found() {   # NAME [DEVICE]
-    [ "$(make --no-print-directory -pn DEVICE="${2:-cpu}" help 2>/dev/null | sed -nE "s/^$1_FOUND := //p")" = 1 ]
+    [ "$(make --no-print-directory -pn DEVICE="${2:-cpu}" all 2>/dev/null | sed -nE "s/^$1_FOUND := //p")" = 1 ]
 }
 
 if found PCRE2; then
@@ -94,6 +95,78 @@ if found ICU; then
     verdict $? "text in normal form C: $(cat "$work/log")"
 fi
 
+# ---- what was found is kept, until something changes that it depends on
+late=$work/late tried=$work/tried
+printf '#!/bin/sh\n[ "$1" != -x ] || echo "$*" >>"%s"\nexec g++ -I%s -L%s "$@"\n' "$tried" "$late" "$late" >"$work/compiler"
+chmod +x "$work/compiler"
+kept() { make --no-print-directory -pn DEVICE=cpu VARIANT=-kept CXX="$work/compiler" "$@" 2>/dev/null; }
+all_found() { kept build/.deps-cpu | sed -nE 's/^FOUND := *//p'; }
+builds_tried() { grep -c -- ' -o ' "$tried"; }
+lacks() {   # NAME CHANGE COMMAND...: after the command NAME is no longer found, and all others are
+    local found_now
+    "${@:3}" && found_now=$(all_found) && [ "$found_now" = "$(tr ' ' '\n' <<<"$all" | grep -vx "$1" | xargs)" ]
+    verdict $? "$2: found '${found_now:-}', of '$all'"
+}
+has_all() {   # CHANGE COMMAND...
+    local found_now
+    "${@:2}" && found_now=$(all_found) && [ "$found_now" = "$all" ]
+    verdict $? "$1: found '${found_now:-}', of '$all'"
+}
+nothing_tried() {   # NAME COMMAND...
+    : >"$tried"
+    "${@:2}" >/dev/null 2>&1 && [ ! -s "$tried" ]
+    verdict $? "$1 compiles nothing: $(head -n 2 "$tried")"
+}
+rm -rf build/cpu-kept; : >"$tried"
+all=$(all_found)
+[ "$(builds_tried)" -ge 5 ]
+verdict $? "the first time each library is tried: $(cat "$tried")"
+: >"$tried"
+again=$(all_found)
+[ "$again" = "$all" ] && [ "$(builds_tried)" = 0 ]
+verdict $? "the second time none is: found '$again', of '$all', after: $(cat "$tried")"
+nothing_tried "make help" make --no-print-directory DEVICE=cpu VARIANT=-kept CXX="$work/compiler" help
+nothing_tried "make clean" make --no-print-directory -n DEVICE=cpu VARIANT=-kept CXX="$work/compiler" clean
+stop() { echo "#error hidden" >"$late/$1"; }
+if found ZLIB; then
+    lacks ZLIB "a header in a folder that was not there" eval 'mkdir -p "$late" && stop zlib.h'
+    has_all "the header is gone" rm "$late/zlib.h"
+    echo '#include_next <zlib.h>' >"$late/zlib.h"
+    has_all "a header that is none but another's" true
+    lacks ZLIB "a header that was written anew" stop zlib.h
+    has_all "the folder is gone" rm -r "$late"
+    lacks ZLIB "a library" eval 'mkdir -p "$late" && echo hidden >"$late/libz.so"'
+    has_all "the library is gone" rm "$late/libz.so"
+    mkdir -p "$work/later" && echo "#error hidden" >"$work/later/zlib.h"
+    CPATH=$work/later lacks ZLIB "CPATH" true
+    has_all "no CPATH" true
+    cp "$work/compiler" "$work/compiler-before"
+    lacks ZLIB "another compiler of that name" sed -i '2i case "$* " in *"-lz "*) exit 1; esac' "$work/compiler"
+    has_all "the compiler of before" cp "$work/compiler-before" "$work/compiler"
+    USE_ZLIB=0 kept build/.deps-cpu | grep '^USED := ' >"$work/log"
+    ! grep -q ZLIB "$work/log" && has ZLIB < <(kept build/.deps-cpu | grep '^USED := ')
+    verdict $? "USE_ZLIB=0 is of that build alone: $(cat "$work/log")"
+else
+    echo "SKIPPED hiding ZLIB: it is not here"
+fi
+if found ICU; then
+    mkdir -p "$late/unicode"
+    lacks ICU "a header in a folder of its own" stop unicode/normalizer2.h
+    has_all "that header is gone" rm "$late/unicode/normalizer2.h"
+else
+    echo "SKIPPED hiding ICU: it is not here"
+fi
+if found MPI; then
+    mkdir -p "$work/wrapper"
+    printf '#!/bin/sh\necho -lno-such-mpi\n' >"$work/wrapper/mpicc"
+    chmod +x "$work/wrapper/mpicc"
+    PATH="$work/wrapper:$PATH" lacks MPI "another mpicc" true
+    has_all "the mpicc of before" true
+else
+    echo "SKIPPED hiding MPI: it is not here"
+fi
+rm -rf build/cpu-kept
+
 # what cannot be done without is named: by the check that every build begins with
 missing() {   # DEVICE or DEVICE-unit, header|library FILE WORDS
     local hidden
@@ -132,7 +205,7 @@ if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     missing cuda header cublasLt.h nvidia-cublas
     for header in cudnn.h cudnn_frontend_version.h; do
         without header $header
-        ! make --no-print-directory DEVICE=cuda CXX="g++ $hidden" USE_CUDNN=1 help >"$work/log" 2>&1 &&
+        ! make --no-print-directory DEVICE=cuda CXX="g++ $hidden" USE_CUDNN=1 tools >"$work/log" 2>&1 &&
             grep -q 'nvidia-cudnn-cu13.*nvidia-cudnn-frontend' "$work/log"
         verdict $? "USE_CUDNN=1 without $header names the packages: $(tail -n 1 "$work/log")"
     done

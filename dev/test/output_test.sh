@@ -6,8 +6,7 @@ loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
 needs "$train_gpt" "$tokenize" "$loss_curve"
 cd "$work" || exit 70
 
-seq 1 3000 >numbers.txt
-"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+numbers_as_data 3000 3000
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 1 --heads 2 --channels 32
     --seq-len 32 --micro-batch 2 --val-every 0 --sample-every 0)
 

@@ -1,16 +1,8 @@
 #!/usr/bin/env bash
 # The tests of several ranks, each rank a process, as on GPUs (on_ranks_test.h): under scripts/launch.sh those that fit the
 # number of processes run and the others are passed over with a message; a process alone passes over what needs more.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
-device=${DEVICE:-cpu} variant=${VARIANT:-}
+source "$(dirname "$0")/common.sh"
 export TRAIN_GPT_TEST_RANKS=processes TRAIN_GPT_CHECKS=${TRAIN_GPT_CHECKS:-none}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-verdict() {   # STATUS NAME
-    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi
-}
 # NAME PROCESSES PROGRAM CASES LEAST_TESTS PASSED_OVER: every process must run so many cases, all well
 check() {
     local log=$work/log status

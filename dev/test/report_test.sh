@@ -17,8 +17,7 @@ if [ "${1:-}" = long ]; then
     [ -n "$browser" ] || echo "SKIPPED pictures of the report: no chromium here (apt-get install chromium)"
 fi
 
-seq 1 4000 >numbers.txt
-"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+numbers_as_data 4000 3000
 run=("$launch" -n 2 "$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 2 --heads 2 --channels 32
     --seq-len 32 --micro-batch 2 --total-batch 128 --val-every 10 --sample-every 25 --max-steps 60 -o run)
 

@@ -6,8 +6,7 @@ needs "$tokenize"
 
 same() { cmp <(without_times "$1/metrics.jsonl") <(without_times "$2/metrics.jsonl") && cmp "$1/main.log" "$2/main.log"; }
 
-seq 1 4000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+numbers_as_data 4000 2000
 train() {   # PRECISION FOLDER ARGUMENTS...
     local precision=$1 out=$2
     shift 2

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs the project's checks and sums them up: `dev/test/run.sh short`, or `long [PART...]`: all parts, or those.
+# Runs the project's checks and sums them up: `dev/test/run.sh short`, or `long [PART...]`: all parts, or those; `long help`
+# lists the parts.
 #
-# A check is a line `check NAME COMMAND...` in checks.sh. It passes when the command exits 0; counting.sh says as how many.
+# A check is a line `check NAME COMMAND...` in checks.sh, a part some rows of a table there. It passes when the
+# command exits 0; counting.sh says as how many.
 # The last line printed is "N passed, N failed, N skipped"; skips print their reason. Before it stand the slowest checks, what
 # each group of checks took beside its budget, and what failed. A clean tree that passes leaves build/tested-COMMIT.
 set -uo pipefail
@@ -9,7 +11,6 @@ cd "$(dirname "$0")/../.."
 length=${1:-short}
 parts=("${@:2}")
 logs=build/logs
-rm -rf "$logs" && mkdir -p "$logs"
 passed=0 failed=0 skipped=0
 failures=()
 jobs=$(nproc)
@@ -101,13 +102,43 @@ check_scripts() {   # SCRIPT...: those that must have the machine to themselves 
     for script in "${alone[@]}"; do check "$(basename "$script")" "$script"; done
 }
 
-# Whether the part of the long checks that follows is to run; it is announced. Unknown names are an error at the end.
-known=()
-part() {   # NAME
-    known+=("$1")
-    [ "$length" = long ] || return 1
-    [ ${#parts[@]} -eq 0 ] || [[ " ${parts[*]} " == *" $1 "* ]] || return 1
-    echo "-- $1"
+# The table of the long checks. A row counts twice where it speaks of @P, for bf16 and fp32.
+row_parts=() row_needs=() row_checks=()
+row() {   # PART NEEDS CHECK...
+    local precision precisions=any
+    [[ $* != *@P* ]] || precisions="bf16 fp32"
+    for precision in $precisions; do
+        row_parts+=("${1//@P/$precision}") row_needs+=("$2")
+        row_checks+=("$(printf '%q ' "${@:3}" | sed "s/@P/$precision/g")")
+    done
+}
+list_parts() {
+    local i words
+    printf '%-19s %-15s %s\n' part needs "what it runs"
+    for i in "${!row_parts[@]}"; do
+        eval "words=(${row_checks[i]})"
+        printf '%-19s %-15s %s\n' "${row_parts[i]}" "${row_needs[i]:--}" "${words[1]:-all that make test runs}"
+    done
+}
+not_here() { echo "FAILED: this needs $1, which is not on this machine; \`make deps\` installs what tests need"; return 1; }
+long_checks() {   # the rows of the parts that are asked for
+    local i need part='' check
+    for i in "${!row_parts[@]}"; do
+        [ ${#parts[@]} -eq 0 ] || [[ " ${parts[*]} " == *" ${row_parts[i]} "* ]] || continue
+        eval "check=(${row_checks[i]})"
+        [ "${check[0]}" = beside ] || reports
+        if [ "$part" != "${row_parts[i]}" ]; then
+            part=${row_parts[i]}
+            echo "-- $part"
+            [[ ${row_needs[i]} != cpu* ]] || builds_for_cpu
+            group=others
+        fi
+        for need in ${row_needs[i]}; do
+            [[ $need == cpu || $need == *\? ]] || command -v "$need" >/dev/null || check=(check "${check[1]}" not_here "$need")
+        done
+        "${check[@]}"
+    done
+    reports
 }
 
 clang() { make --no-print-directory -j"$jobs" DEVICE=cpu CXX=clang++ VARIANT=-clang "$@"; }
@@ -120,10 +151,13 @@ gnu() { make --no-print-directory -j"$jobs" DEVICE=cpu "$@"; }
 
 . dev/test/checks.sh
 for name in "${parts[@]}"; do
-    [[ " ${known[*]} " == *" $name "* ]] && continue
-    echo "there is no part $name; the parts are: ${known[*]}" >&2
+    [[ " ${row_parts[*]} " != *" $name "* ]] || continue
+    [ "$name" = help ] && list_parts && exit
+    { echo "there is no part $name of make test-long; there are:" && list_parts; } >&2
     exit 64
 done
+rm -rf "$logs" && mkdir -p "$logs"
+if [ "$length" = short ]; then short_checks; else long_checks; fi
 
 # Skips whose reason docs/testing.md does not list.
 unlisted_skips() {

@@ -3,8 +3,7 @@
 # for products up, past all that the wait has no part in; what was written to run beside them then comes after them.
 #
 # Needs cuobjdump, of the CUDA toolkit or of pip's nvidia-cuda-cuobjdump.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
+source "$(dirname "$0")/common.sh"
 object=${1:-build/cuda-all/obj/llmc/kernels/attention/attention_hopper.cu.o}
 tool=$(command -v cuobjdump || ls /usr/local/cuda/bin/cuobjdump 2>/dev/null)
 why=
@@ -15,7 +14,6 @@ if [ -n "$why" ]; then
     echo "SKIPPED the order of attention's instructions for sm_90a: $why"
     exit 0
 fi
-passed=0 failed=0
 
 # For each wait of each kernel: how many batches may stay, exponentials and 16-byte loads from memory since the one before.
 waits=$("$tool" -arch sm_90a -sass "$object" | awk '
@@ -23,21 +21,17 @@ waits=$("$tool" -arch sm_90a -sass "$object" | awk '
     /MUFU.EX2/ { exponentials++ }
     /LDG?\.E\.128\.STRONG\.GPU/ { loads++ }
     /WARPGROUP.DEPBAR.LE/ { sub(/.*gsb0, 0x/, ""); print name, $1 + 0, exponentials, loads; exponentials = loads = 0 }')
-verdict() {   # WHAT KERNEL AWK_CONDITION: it holds for one of the kernel's waits, `before` being what the one before leaves
+holds() {   # WHAT KERNEL AWK_CONDITION: it holds for one of the kernel's waits, `before` being what the one before leaves
     local kernels kernel
     kernels=$(awk '{ print $1 }' <<<"$waits" | grep "$2" | sort -u)
     [ "$(wc -w <<<"$kernels")" -eq 4 ] || { failed=$((failed + 1)) && echo "FAILED: kernels $2: $kernels"; }
     for kernel in $kernels; do
-        if awk -v name="$kernel" "\$1 == name { if ($3) found = 1; before = \$2 } END { exit !found }" <<<"$waits"; then
-            passed=$((passed + 1))
-        else
-            failed=$((failed + 1))
-            printf 'FAILED: %s in %s; waits (batches left, exponentials, loads):\n%s\n' "$1" "$kernel" "$(grep "^$kernel" <<<"$waits")"
-        fi
+        awk -v name="$kernel" "\$1 == name { if ($3) found = 1; before = \$2 } END { exit !found }" <<<"$waits"
+        verdict $? "$1 in $kernel; waits (batches left, exponentials, loads): $(grep "^$kernel" <<<"$waits")"
     done
 }
-verdict "softmax beside sums += p v" attention_forward_hopper '$2 == 0 && before == 1 && $3 >= 64'
-verdict "p beside v dout^T" attention_backward_hopper '$2 == 0 && before == 1 && $3 >= 32'
-verdict "dq in memory comes beside ds^T k" attention_backward_hopper '$2 == 1 && before == 0 && $4 >= 4'
+holds "softmax beside sums += p v" attention_forward_hopper '$2 == 0 && before == 1 && $3 >= 64'
+holds "p beside v dout^T" attention_backward_hopper '$2 == 0 && before == 1 && $3 >= 32'
+holds "dq in memory comes beside ds^T k" attention_backward_hopper '$2 == 1 && before == 0 && $4 >= 4'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -4,8 +4,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-seq 1 4000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+numbers_as_data 4000 2000
 shape=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels 32 --seq-len 32
     --micro-batch 2 --max-steps 20 --lr 1e-2 --warmup 3 --final-lr-frac 0 --val-every 5 --val-max-batches 4 --sample-every 0)
 train() {   # FOLDER OPTIONS...

@@ -12,8 +12,7 @@ echo "SEED=$seed"
 single_runs=8 launched_runs=8
 if [ "${1:-}" = long ]; then single_runs=300 launched_runs=50; fi
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+numbers_as_data 20000 3000
 steps=24
 # Products in bf16 then run through sgemm, which takes the stack pointer into the heap (not so with AMX): where a handler
 # in place of the thread that waits lets every tenth run die. What allows still less is kept.
@@ -57,7 +56,6 @@ ends() {   # sets code; what has not ended after ten minutes never will
 await() {   # FOLDER PATTERN: until its log has it, or the run has ended
     until grep -qs "$2" "$1.log" || ! kill -0 "$pid" 2>/dev/null; do sleep 0.01; done
 }
-milliseconds() { echo $((${EPOCHREALTIME/./} / 1000)); }
 mkfifo "$work/nothing" && exec 6<>"$work/nothing"
 pause() {   # MILLISECONDS; without another process, which a busy machine starts late
     local seconds

@@ -2,12 +2,8 @@
 # The CUDA build refuses a kernel that spills registers, and accepts the same one with room: spill_test.sh [ARCHITECTURE...],
 # by default 90a.
 # Alone: it builds.
-set -uo pipefail
-cd "$(dirname "$0")/../.."
+source "$(dirname "$0")/common.sh"
 command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || { echo "SKIPPED spills: no nvcc on this machine"; exit 0; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
 cat >"$work/kernel.cu" <<'CU'
 // 40 numbers wait in registers for a barrier: one block of 1,024 threads leaves 64 to each, two such blocks 32.
 __global__ void __launch_bounds__(1024, BLOCKS) planted(float* p) {
@@ -26,9 +22,8 @@ for arch in "${@:-90a}"; do
     for blocks in 1 2; do
         ${command%% -MMD*} -DBLOCKS=$blocks -c "$work/kernel.cu" -o "$work/kernel.o" >"$work/log" 2>&1
         status=$?
-        if [ $blocks -eq 1 ] && [ $status -eq 0 ]; then passed=$((passed + 1));
-        elif [ $blocks -eq 2 ] && [ $status -ne 0 ] && grep -q 'spilled' "$work/log"; then passed=$((passed + 1));
-        else failed=$((failed + 1)); echo "FAILED: sm_$arch, $blocks block(s): exit $status"; tail -n 3 "$work/log"; fi
+        if [ $blocks -eq 1 ]; then [ $status -eq 0 ]; else [ $status -ne 0 ] && grep -q 'spilled' "$work/log"; fi
+        verdict $? "sm_$arch, $blocks block(s): exit $status: $(tail -n 3 "$work/log")"
     done
 done
 echo "$passed passed, $failed failed"

@@ -3,17 +3,14 @@
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 --heads 2 --channels
     32 --seq-len 32 --micro-batch 2 --total-batch 384 --max-steps 5 --val-every 5 --val-max-batches 4 --sample-every 0
     --zero 2 --init-timeout 600)
 ranks=3
 
-# steps, losses and norms: all but times
-losses() { without_times "$1/metrics.jsonl"; }
 same() {   # NAME STATUS: the run in $work/NAME ended with STATUS and has the losses of the first one
-    [ "$2" -eq 0 ] && [ "$(losses "$work/$1" | wc -l)" -eq 7 ] && cmp -s <(losses "$work/launch") <(losses "$work/$1")
+    [ "$2" -eq 0 ] && [ "$(records "$work/$1" | wc -l)" -eq 7 ] && cmp -s <(records "$work/launch") <(records "$work/$1")
     verdict $? "$1 (exit $2): $(tail -n 3 "$work/$1.log")"
 }
 

@@ -13,8 +13,7 @@ launch=$PWD/scripts/launch.sh
 count=${1:-100}
 cd "$work" || exit 70
 
-seq 1 20000 >numbers.txt
-"$tokenize" --tokenizer bytes --quiet --output data --val-tokens 3000 numbers.txt >/dev/null || exit 70
+numbers_as_data 20000 3000
 run=("$train_gpt" --train-data 'data/train*.bin' --val-data 'data/val*.bin' --layers 2 --heads 2 --channels 32 --seq-len 32
     --micro-batch 2 --total-batch 256 --max-steps 40 --val-every 20 --val-max-batches 4 --sample-every 0 --log-every 1
     --tp 2 --zero 1 --checkpoint-every 20 --peer-timeout 300 --init-timeout 600)

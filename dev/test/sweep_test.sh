@@ -6,12 +6,10 @@ loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
 needs "$train_gpt" "$tokenize" "$loss_curve"
 export TRAIN_GPT=$train_gpt LOSS_CURVE=$loss_curve
 
-seq 1 4000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 2000 "$work/numbers.txt" || exit 70
+numbers_as_data 4000 2000
 options=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 1 --heads 2 --channels 32 --seq-len 32
     --micro-batch 4 --max-steps 12 --val-every 4 --val-max-batches 8 --sample-every 0 --checkpoint-every 4)
 row() { sed -n "$(($2 + 2))p" "$work/$1/table.md"; }
-losses() { without_times "$1/metrics.jsonl"; }
 
 expect 0 "NAME=VALUE,VALUE" scripts/sweep.sh --help
 TARGET=9 expect 0 "table: $work/all/table.md" scripts/sweep.sh "$work/all" optimizer=adamw,sgd lr=1e-3,1e-2 seed=1,2 -- "${options[@]}"
@@ -54,7 +52,7 @@ paste -d' ' <(losses_of 1) <(losses_of 2) | awk '{ printf "{\"step\":%d,\"%s\":%
 "$loss_curve" "$work/all_seeds/all" -o "$work/mean.svg" && cmp "$work/mean.svg" "$work/cut/losses.svg"
 verdict $? "the picture draws the mean of the seeds"
 expect 0 "seed-1: done" scripts/sweep.sh "$work/uncut" seed=1 -- "${slow[@]}"
-cmp <(losses "$work/cut/seed-1") <(losses "$work/uncut/seed-1")
+cmp <(records "$work/cut/seed-1") <(records "$work/uncut/seed-1")
 verdict $? "the run that was cut is the uncut one"
 
 expect 64 "expected FOLDER NAME=VALUE" scripts/sweep.sh "$work/none"

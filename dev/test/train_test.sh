@@ -5,8 +5,7 @@
 source "$(dirname "$0")/common.sh"
 needs "$tokenize"
 
-seq 1 20000 >"$work/numbers.txt"
-"$tokenize" --tokenizer bytes --quiet --output "$work/data" --val-tokens 3000 "$work/numbers.txt" || exit 70
+numbers_as_data 20000 3000
 run() {   # PRECISION FOLDER ARGUMENTS...
     local precision=$1 out=$2
     shift 2

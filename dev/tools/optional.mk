@@ -1,10 +1,8 @@
 # What is used where it is found: MPI (only --init mpi needs it), PCRE2 (tokenizers with a pattern of their own, and the
 # oracle of the known ones in tests), ICU (tokenizers that normalise text, as Qwen's do), zlib and zstd (tokenize reads
-# .gz and .zst), cuDNN with cudnn-frontend (library attention on a GPU). Found means that a use of it compiles and links.
+# .gz and .zst), cuDNN with cudnn-frontend (library attention on a GPU). Found means that a use of it compiles and links;
+# that is tried anew when compiler, packages or flags have changed (dev/tools/found.sh), and not for help and clean.
 # USE_MPI=0 leaves MPI out, USE_MPI=1 insists on it; USE_PCRE2, USE_ICU, USE_ZLIB, USE_ZSTD and USE_CUDNN likewise.
-
-# 1 or 0: $(call found,HEADER,STATEMENT,FLAGS)
-found = $(shell CXX='$(CXX)' dev/tools/builds.sh '$(1)' '$(2)' $(3) && echo 1 || echo 0)
 
 # MPI's flags, as its compiler wrapper says (Open MPI, MPICH), else pkg-config. The C interface alone: Open MPI and MPICH
 # each have a name of their own for that. As system headers, so that our warnings do not judge them.
@@ -15,37 +13,46 @@ MPI_LINK := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/n
 MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_COMPILE)))
 MPI_LIBRARIES := $(filter -L% -l% -Wl%,$(filter-out -lmpi_cxx -lmpicxx,$(MPI_LINK)))
 MPI_PACKAGE := libopenmpi-dev
-MPI_FOUND := $(call found,mpi.h,MPI_Finalize(),$(MPI_FLAGS) $(MPI_LIBRARIES))
+MPI_HEADER := mpi.h
+MPI_USE := MPI_Finalize()
 
 PCRE2_FLAGS := -DUSE_PCRE2 -DPCRE2_CODE_UNIT_WIDTH=8
 PCRE2_LIBRARIES := -lpcre2-8
 PCRE2_PACKAGE := libpcre2-dev
-PCRE2_FOUND := $(call found,pcre2.h,pcre2_code_free(nullptr),$(PCRE2_FLAGS) $(PCRE2_LIBRARIES))
+PCRE2_HEADER := pcre2.h
+PCRE2_USE := pcre2_code_free(nullptr)
 
 ICU_FLAGS := -DUSE_ICU
 ICU_LIBRARIES := -licuuc
 ICU_PACKAGE := libicu-dev
-ICU_FOUND := $(call found,unicode/normalizer2.h,UErrorCode problem = U_ZERO_ERROR; icu::Normalizer2::getNFCInstance(problem),$(ICU_FLAGS) $(ICU_LIBRARIES))
+ICU_HEADER := unicode/normalizer2.h
+ICU_USE := UErrorCode problem = U_ZERO_ERROR; icu::Normalizer2::getNFCInstance(problem)
 
 ZLIB_FLAGS := -DUSE_ZLIB
 ZLIB_LIBRARIES := -lz
 ZLIB_PACKAGE := zlib1g-dev
-ZLIB_FOUND := $(call found,zlib.h,zlibVersion(),$(ZLIB_FLAGS) $(ZLIB_LIBRARIES))
+ZLIB_HEADER := zlib.h
+ZLIB_USE := zlibVersion()
 
 ZSTD_FLAGS := -DUSE_ZSTD
 ZSTD_LIBRARIES := -lzstd
 ZSTD_PACKAGE := libzstd-dev
-ZSTD_FOUND := $(call found,zstd.h,ZSTD_versionNumber(),$(ZSTD_FLAGS) $(ZSTD_LIBRARIES))
+ZSTD_HEADER := zstd.h
+ZSTD_USE := ZSTD_versionNumber()
 
 # libraries are opened when they are asked for, so headers are enough: cuDNN's, and those of the frontend to it
 CUDNN_FLAGS := -DUSE_CUDNN -DNV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING -DCUDNN_FRONTEND_SKIP_JSON_LIB
 CUDNN_LIBRARIES :=
 CUDNN_PACKAGE := cuDNN 9 or later (NVIDIA's cudnn9-cuda-13, or pip's nvidia-cudnn-cu13) and cudnn-frontend 1.20 or later \
     (pip install --no-deps nvidia-cudnn-frontend, or its headers in third_party/include)
-CUDNN_VERSIONS := static_assert(CUDNN_VERSION >= 90000 && CUDNN_FRONTEND_VERSION >= 12000)
-CUDNN_FOUND := $(if $(filter cuda,$(DEVICE)),$(call found,cudnn.h,$(CUDNN_VERSIONS),-include cudnn_frontend_version.h $(INCLUDES) $(CUDA_INCLUDES)),0)
+CUDNN_HEADER := cudnn.h
+CUDNN_USE := static_assert(CUDNN_VERSION >= 90000 && CUDNN_FRONTEND_VERSION >= 12000)
+CUDNN_TRIED_WITH := -include cudnn_frontend_version.h $(INCLUDES) $(CUDA_INCLUDES)
 
 OPTIONAL := MPI PCRE2 ICU ZLIB ZSTD CUDNN
+FOUND := $(shell CXX='$(CXX)' dev/tools/found.sh $(COMMON)/.found $(foreach p,$(filter-out $(if $(filter cpu,$(DEVICE)),CUDNN),$(OPTIONAL)),\
+    $(p) '$($(p)_HEADER)' '$($(p)_USE)' '$($(p)_FLAGS) $($(p)_LIBRARIES) $($(p)_TRIED_WITH)'))
+$(foreach p,$(OPTIONAL),$(eval $(p)_FOUND := $(if $(filter $(p),$(FOUND)),1,0)))
 USE_MPI ?= $(MPI_FOUND)
 USE_PCRE2 ?= $(PCRE2_FOUND)
 USE_ICU ?= $(ICU_FOUND)
