@@ -11,13 +11,13 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/model/download_test.h"
-#include "llmc/model/golden_gpt_test.h"
-#include "llmc/model/reference_gpt_test.h"
+#include "llmc/model/download_testing.h"
+#include "llmc/model/golden_gpt_testing.h"
+#include "llmc/model/reference_gpt_testing.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/schedule_test.h"
+#include "llmc/parallel/schedule_testing.h"
 
 namespace {
 
@@ -697,7 +697,7 @@ TEST_CASE(
             CHECK(stages[i + 1].stage.nothing_in_flight());
         }
         stage.backward_input(0, 7, batch.batch(), 1.0f / static_cast<float>(problem.B * problem.T));
-        for (const TensorPlace& place : stage.storage().tensors()) {
+        for (const TensorLayout& place : stage.storage().tensors()) {
             const std::vector<float> found = download_tensor(stage.gradients(), place.param, stream.get());
             INFO(stage.table()[place.param].name);
             CHECK(found == expected.gradients[static_cast<std::size_t>(place.param)]);
@@ -799,16 +799,17 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
             if (spoil) fill(spoil, elements, NAN, stream);
             return data;
         }
-        const floatX* enter_columns(const floatX* in, cudaStream_t stream) override {
+        const floatX* gather_to_tp(const floatX* in, cudaStream_t stream) override {
             return move(0, in, nullptr, stream);
         }
-        void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) override {
+        void gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t stream) override {
             work(move(0, in, nullptr, stream), {0, rows});
         }
-        floatX* enter_columns_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
+        floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
             return move(1, din, din, stream);
         }
-        floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override {
+        floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work,
+                               cudaStream_t stream) override {
             work({0, rows});
             floatX* const moved_to = move(2, out, out, stream);
             if (to == nullptr) return moved_to;
@@ -816,7 +817,7 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
                                        cudaMemcpyDeviceToDevice, stream));
             return to;
         }
-        const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t stream) override {
+        const floatX* reduce_from_tp_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t stream) override {
             return move(3, dout, nullptr, stream);
         }
         std::int64_t elements;
@@ -847,10 +848,10 @@ TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it
 TEST_CASE(
     "gpt: under tensor parallelism what gradients of weights read is announced before a collective, used behind it") {
     struct Story : CutPoints {
-        using CutPoints::enter_columns;
-        const floatX* enter_columns(const floatX* in, cudaStream_t) override { return story += " enter", in; }
-        void will_enter_columns(const floatX*, cudaStream_t) override { story += " announce"; }
-        floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+        using CutPoints::gather_to_tp;
+        const floatX* gather_to_tp(const floatX* in, cudaStream_t) override { return story += " enter", in; }
+        void will_gather_to_tp(const floatX*, cudaStream_t) override { story += " announce"; }
+        floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
             story += " begin";
             queue.collective_started();
             story += " end";
@@ -949,14 +950,14 @@ TEST_CASE("gpt: initial weights are bit-equal under every cut over ranks, and as
     for (const MeshShape& mesh :
          {MeshShape{1, 1, 1, 2}, MeshShape{1, 3, 1, 1}, MeshShape{2, 1, 2, 4}, MeshShape{2, 2, 1, 2}}) {
         for (int rank = 0; rank < mesh.size(); rank++) {
-            const ShardPlace place{mesh, coordinates_of(mesh, rank), 3};   // parameters sharded as far as they can be
+            const RankLayout place{mesh, coordinates_of(mesh, rank), 3};   // parameters sharded as far as they can be
             const bool first = place.at.pp == 0, last = place.at.pp == mesh.pp - 1;
             const ParamStorage storage(
                 table, place,
                 StageUnits{{balance_layers(2, mesh.pp, 0, 0)[static_cast<std::size_t>(place.at.pp)]}, first, last});
             const ModelState<floatX> part(arena, "part", storage, StateKind::parameters);
             initialize_parameters(part, 42, stream.get());
-            for (const TensorPlace& tensor : storage.tensors()) {
+            for (const TensorLayout& tensor : storage.tensors()) {
                 const std::vector<floatX> stored =
                     part.unit(tensor.slot)
                         .download(stream.get(),

@@ -120,8 +120,9 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
 
     // tables printed before the first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
-    log.block(settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
-                                       inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
+    log.block(
+        settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
+                                 inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());

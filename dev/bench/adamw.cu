@@ -43,7 +43,8 @@ void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
             ranges.push_back(range);
             at += size;
         }
-        tables.push_back(make_update_table(timing->arena(), text("bench/adam", set), std::move(ranges), bench.stream()));
+        tables.push_back(
+            make_update_table(timing->arena(), text("bench/adam", set), std::move(ranges), bench.stream()));
         set_update_step(tables.back(), {1e-4f, 0.9f, 0.95f, 1e-8f, 10}, bench.stream());
     }
     timing->measure([&](int set) { update_weights<AdamW>(tables[static_cast<std::size_t>(set)], bench.stream()); });

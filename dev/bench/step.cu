@@ -21,7 +21,8 @@ std::vector<int> random_tokens(std::size_t count, int vocabulary, std::uint64_t 
 
 TrainingStep::TrainingStep(const std::string& model, const StageOptions& options, Arena& arena, cudaStream_t stream,
                            const OptimizerOptions& optimizer)
-    : stage_(model_config(model), options, arena, stream), step_((initialize_parameters(stage_.parameters(), 1, stream), stage_), optimizer, arena) {
+    : stage_(model_config(model), options, arena, stream),
+      step_((initialize_parameters(stage_.parameters(), 1, stream), stage_), optimizer, arena) {
     const std::size_t count = static_cast<std::size_t>(options.B) * static_cast<std::size_t>(options.T);
     const int V = static_cast<int>(config().vocab_size);
     tokens_ = random_tokens(count, V, 1);

@@ -6,7 +6,7 @@
 #   3. an identifier in backquotes stands in the code.
 source "$(dirname "$0")/common.sh"
 mapfile -t files < <(git ls-files --cached --others --exclude-standard -- llmc dev '*.cu' | grep -E '\.(h|cuh|cu|cpp)$')
-mapfile -t product < <(printf '%s\n' "${files[@]}" | grep -E '^llmc/|^train_gpt\.cu$' | grep -vE '_test\.')
+mapfile -t product < <(printf '%s\n' "${files[@]}" | grep -E '^llmc/|^train_gpt\.cu$' | grep -vE '_test(ing)?\.')
 [ "${#product[@]}" -ge 300 ]
 verdict $? "only ${#product[@]} product files were found"
 

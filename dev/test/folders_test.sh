@@ -7,12 +7,12 @@
 #   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms;
 #   4. mesh and what it includes know no device: none of CUDA's headers.
 #
-# Tests (*_test.*) may look further down: they try a thing as its users do.
+# Tests (*_test.*, and what they share, *_testing.h) may look further down: they try a thing as its users do.
 source "$(dirname "$0")/common.sh"
 folders="base io report cuda_on_cpu kernels mesh process tokenizer data model parallel optim checkpoint run plan cli"
 # Every include of a file of llmc/ by another one: "file folder included-folder", tests left out.
 includes=$(grep -roE --include='*.h' --include='*.cuh' --include='*.cu' --include='*.cpp' '#include "llmc/[a-z_]+/' llmc |
-    grep -vE '^[^:]*_test\.[a-z]+:' | sed -E 's|^(llmc/([a-z_]+)/[^:]*):#include "llmc/([a-z_]+)/|\1 \2 \3|')
+    grep -vE '^[^:]*_test(ing)?\.[a-z]+:' | sed -E 's|^(llmc/([a-z_]+)/[^:]*):#include "llmc/([a-z_]+)/|\1 \2 \3|')
 [ "$(wc -l <<<"$includes")" -gt 500 ]
 verdict $? "only these includes are found: $includes"
 
@@ -25,7 +25,7 @@ nothing_wrong "only the launch header, instruction wrappers and sources of the C
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
         grep -vE '^llmc/kernels/(launch\.cuh|ptx/ptx(_hopper)?\.cuh|attention/[a-z_]*_onednn\.cpp)$')"
 nothing_wrong "no folder has more than 25 files that are no tests" "$(
-    find llmc -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.inc' | grep -v '_test\.' |
+    find llmc -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.inc' | grep -vE '_test(ing)?\.' |
         xargs -n 1 dirname | sort | uniq -c | awk '$1 > 25')"
 nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"

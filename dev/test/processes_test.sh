@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of several ranks, each rank a process, as on GPUs (on_ranks_test.h): under scripts/launch.sh those that fit the
+# The tests of several ranks, each rank a process, as on GPUs (on_ranks_testing.h): under scripts/launch.sh those that fit the
 # number of processes run and the others are passed over with a message; a process alone passes over what needs more.
 source "$(dirname "$0")/common.sh"
 export TRAIN_GPT_TEST_RANKS=processes TRAIN_GPT_CHECKS=${TRAIN_GPT_CHECKS:-none}

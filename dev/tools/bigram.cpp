@@ -1,7 +1,7 @@
 // bigram TRAIN_PATTERN VAL_PATTERN
 //
-// Counts the pairs of neighbouring tokens of the training files and prints the mean loss (nats per token) of that bigram
-// model on the validation files: the bar that a language model has to get under before it has learned anything.
+// Counts the pairs of neighbouring tokens of the training files and prints the mean loss (nats per token) of that
+// bigram model on the validation files: the bar that a language model has to get under before it has learned anything.
 //
 //   p(b | a) = (count(a, b) + s q(b)) / (count(a) + s)       q(b) = (count(b) + 1) / (tokens + vocabulary)
 //
@@ -27,7 +27,8 @@ std::vector<std::vector<std::int32_t>> read_all(const std::string& pattern) {
         std::vector<std::int32_t>& ids = files.emplace_back(file.count());
         file.read(0, ids, std::numeric_limits<std::int32_t>::max());
     }
-    if (files.empty()) throw Error(ErrorKind::io, text("no file matches ", pattern), "Prepare the data first: data/local.sh");
+    if (files.empty())
+        throw Error(ErrorKind::io, text("no file matches ", pattern), "Prepare the data first: data/local.sh");
     return files;
 }
 
@@ -36,7 +37,8 @@ public:
     explicit Bigram(const std::vector<std::vector<std::int32_t>>& files) {
         for (const auto& ids : files) {
             for (std::size_t i = 0; i < ids.size(); i++) {
-                if (static_cast<std::size_t>(ids[i]) >= unigrams_.size()) unigrams_.resize(static_cast<std::size_t>(ids[i]) + 1);
+                if (static_cast<std::size_t>(ids[i]) >= unigrams_.size())
+                    unigrams_.resize(static_cast<std::size_t>(ids[i]) + 1);
                 unigrams_[static_cast<std::size_t>(ids[i])]++;
                 if (i > 0) pairs_[key(ids[i - 1], ids[i])]++;
             }
@@ -47,7 +49,8 @@ public:
     double mean_loss(const std::vector<std::vector<std::int32_t>>& files, double smoothing) const {
         double sum = 0, count = 0;
         for (const auto& ids : files) {
-            for (std::size_t i = 1; i < ids.size(); i++, count++) sum -= std::log(probability(ids[i - 1], ids[i], smoothing));
+            for (std::size_t i = 1; i < ids.size(); i++, count++)
+                sum -= std::log(probability(ids[i - 1], ids[i], smoothing));
         }
         return sum / count;
     }

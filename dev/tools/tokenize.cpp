@@ -234,9 +234,10 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
     Names<QuestionSource> sources;
     for (const NamedSource& known : question_sources) sources.push_back({known.name, known.source});
-    app.add_option("--questions", options.questions,
-                   "hellaswag, mmlu, arc, piqa or lambada: write such questions (JSONL, MMLU also CSV) to --output FILE "
-                   "for train_gpt --eval")
+    app.add_option(
+           "--questions", options.questions,
+           "hellaswag, mmlu, arc, piqa or lambada: write such questions (JSONL, MMLU also CSV) to --output FILE "
+           "for train_gpt --eval")
         ->transform(one_of(sources))
         ->each([&](const std::string&) { options.questions_wanted = true; });
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
@@ -313,8 +314,8 @@ void show_sources(const Options& options, const std::vector<SourceCount>& files)
             sum.tokens += files[file].tokens;
             sum.bytes += files[file].bytes;
         }
-        std::cout << "  " << printable(options.sources[i].first) << ": " << sum.documents << " documents, " << sum.tokens
-                  << " tokens, " << sum.bytes << " bytes\n";
+        std::cout << "  " << printable(options.sources[i].first) << ": " << sum.documents << " documents, "
+                  << sum.tokens << " tokens, " << sum.bytes << " bytes\n";
     }
 }
 

@@ -39,7 +39,8 @@ public:
     void upload(std::span<const T> source, cudaStream_t stream, std::size_t offset = 0) const {
         ENSURE(offset + source.size() <= count_, "upload past the end of a buffer of ", count_, " elements");
         if (!memory_) return;
-        CUDA_CHECK(cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
     }
 
     // Copies device to host after the stream's earlier work, and waits for it.

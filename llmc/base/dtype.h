@@ -33,12 +33,26 @@ constexpr const char* name_of(DType type) {
     return "?";
 }
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::fp32; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::int32; };
-template <> struct DTypeOf<std::uint16_t> { static constexpr DType value = DType::uint16; };
-template <class T> constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+    static constexpr DType value = DType::fp32;
+};
+template <>
+struct DTypeOf<bf16> {
+    static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+    static constexpr DType value = DType::int32;
+};
+template <>
+struct DTypeOf<std::uint16_t> {
+    static constexpr DType value = DType::uint16;
+};
+template <class T>
+constexpr DType dtype_of = DTypeOf<T>::value;
 
 // Address of elements whose type is known at run time.
 struct TypedPointer {

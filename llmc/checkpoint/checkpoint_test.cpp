@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "llmc/base/error.h"
-#include "llmc/io/faulty_files_test.h"
+#include "llmc/io/faulty_files_testing.h"
 #include "llmc/io/hash.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

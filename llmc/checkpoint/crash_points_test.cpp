@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/io/forwarding_files_test.h"
+#include "llmc/io/forwarding_files_testing.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/io/simulated_disk_test.h"
+#include "llmc/io/simulated_disk_testing.h"
 
 namespace {
 

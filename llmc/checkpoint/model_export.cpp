@@ -8,7 +8,7 @@
 #include "llmc/tokenizer/files/files.h"
 
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
-    const ShardPlace& place = model.storage().place();
+    const RankLayout& place = model.storage().place();
     const bool writes = rank_of(place.mesh, place.at) == 0;
     std::unique_ptr<Communicator::LocalWork> work;   // between one tensor and the next the file is written
     auto read = [&](int param) {

@@ -6,10 +6,10 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
-#include "llmc/model/field_values_test.h"
+#include "llmc/model/field_values_testing.h"
 
 namespace {
 

@@ -27,7 +27,7 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit) {
 template <class Use>
 void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     int writer = 0;   // units are dealt out in turns
-    for (const UnitPlace& unit : tensors.storage().units()) {
+    for (const UnitLayout& unit : tensors.storage().units()) {
         const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
         for (int param : params) use(writer, unit.unit, param, nullptr);
         for (const OptimizerState& state : tensors.states) {
@@ -42,7 +42,7 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
 // Reads this rank's part of a tensor, piece by piece, and calls use(first, values) with local elements from `first` on.
 template <class T, class Use>
 void read_pieces(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
-                 const TensorPlace& place, StateKind kind, Use&& use) {
+                 const TensorLayout& place, StateKind kind, Use&& use) {
     const ParamInfo& info = storage.table()[place.param];
     const TensorEntry& entry = file.entry(name + "." + info.name);
     if (entry.shape != info.file_shape(false) || bytes_of(entry.type) != sizeof(T)) {
@@ -68,7 +68,7 @@ void read_pieces(const SafetensorsFile& file, const std::string& name, const Par
 
 // Uploads values into a state's part of a tensor, from local element `first` on.
 template <class T>
-void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int64_t first, std::span<const T> values,
+void upload_piece(const ModelState<T>& state, const TensorLayout& place, std::int64_t first, std::span<const T> values,
                   cudaStream_t stream) {
     const std::int64_t at = state.storage().tensor_offset(place, state.state()) + first;
     state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(at));
@@ -77,7 +77,7 @@ void upload_piece(const ModelState<T>& state, const TensorPlace& place, std::int
 
 // Fills a state that starts as a copy of the weights (an average).
 void read_as_floats(const SafetensorsFile& file, bool has_masters, const OptimizerState& state,
-                    const TensorPlace& place, cudaStream_t stream) {
+                    const TensorLayout& place, cudaStream_t stream) {
     auto read = [&]<class T>(const char* name, T) {
         read_pieces<T>(file, name, *state.storage, place, StateKind::optimizer,
                        [&](std::int64_t first, std::span<const T> values) {
@@ -94,7 +94,7 @@ void read_as_floats(const SafetensorsFile& file, bool has_masters, const Optimiz
 
 // Reads master weights, and rounds the parameters from them; this rank keeps as many parameters as masters, or more.
 void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& weights,
-                  const TensorPlace& place, cudaStream_t stream) {
+                  const TensorLayout& place, cudaStream_t stream) {
     const ParamStorage& storage = tensors.storage();
     const StateKind kept = tensors.parameters.state();
     const std::int64_t owned = storage.owned_offset(place, kept),
@@ -276,7 +276,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
     const ParamTable& table = storage.table();
     std::optional<SafetensorsFile> file;
     int unit = -1;   // unit whose file is open
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) file.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
         unit = info.unit;
@@ -285,7 +285,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                         text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
                         text("Resume it with --master-weights ", saved ? 1 : 0, "."));
         }
-        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state, const TensorPlace& at) {
+        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state, const TensorLayout& at) {
             read_pieces<T>(*file, name, state.storage(), at, state.state(),
                            [&](std::int64_t first, std::span<const T> values) {
                                upload_piece<T>(state, at, first, values, stream);
@@ -293,7 +293,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         };
         if (!has_weights(tensors.states)) read("parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
-            const TensorPlace* const kept = state.find(place.param);
+            const TensorLayout* const kept = state.find(place.param);
             if (kept == nullptr) continue;
             const bool is_saved = !only_weights && file->find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {

@@ -208,7 +208,7 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
     } catch (const CLI::CallForVersion&) {
         print = version_text() + "\n";
     } catch (const CLI::ExtrasError&) {
-        left_over(verb, table, app.remaining().front());
+        throw_unused_argument(verb, table, app.remaining().front());
     } catch (const CLI::ParseError& error) {
         throw Error(ErrorKind::usage, error.what(), kHelp);
     }
@@ -238,7 +238,7 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
         for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(alone)) {
             const std::string name = item.parents.empty() ? item.name : line;   // sections have parents
             const OptionRow* const row = table.find((name.size() == 1 ? "-" : "--") + name);
-            if (row == nullptr) unknown_option(table, "--" + name, where);
+            if (row == nullptr) throw_unknown_option(table, "--" + name, where);
             if (!row->in_files) {
                 throw Error(ErrorKind::usage, text(where, "--", name, ": only on the command line"),
                             "Remove this line.");
@@ -315,7 +315,7 @@ std::vector<CommandLine::Start> starts_of(Verb verb, const RunRecord& record, co
     std::vector<CommandLine::Start> starts;
     for (const OptionsOfStart& start : history_of(record, folder + "/options.json")) {
         Options options;
-        OptionsBeside beside;
+        CommandLineOptions beside;
         const OptionTable table(verb, options, beside);
         AllGiven all = given;
         all.merge(given_by_record(table, start.options, folder));
@@ -336,7 +336,7 @@ std::string folder_of_run(const std::string& branch_from) {
 }
 
 // Draws the schedule that --print-schedule asks for, with the ranks that there are or shall be.
-std::string picture_of(Options o, const OptionsBeside& beside) {
+std::string picture_of(Options o, const CommandLineOptions& beside) {
     const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
     if (o.dp == 0) o.dp = static_cast<int>(std::max<std::int64_t>(1, ranks / (std::int64_t{o.pp} * o.cp * o.tp)));
     check_together(o);
@@ -354,7 +354,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     const bool trains = takes_options_of_training(verb);
     Options& o = result.options;
     if (!trains) set_defaults_of(verb, o);
-    OptionsBeside beside;
+    CommandLineOptions beside;
     const OptionTable table(verb, o, beside);
     AllGiven given = given_by_arguments(verb, table, std::move(arguments), result.print_and_exit, result.warnings);
     if (!result.print_and_exit.empty()) return result;

@@ -6,8 +6,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
-#include "llmc/model/field_values_test.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/model/field_values_testing.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 

@@ -4,7 +4,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 TEST_CASE("named data: by the folder's name, by a part of it, and what is said where that is none or several") {
     TemporaryFolder root;

@@ -63,7 +63,7 @@ static constexpr std::pair<const char*, const char*> kElsewhere[] = {
     {"--context-parallel-size", "--cp"},
 };
 
-void unknown_option(const OptionTable& table, const std::string& given, const std::string& where) {
+void throw_unknown_option(const OptionTable& table, const std::string& given, const std::string& where) {
     std::string hint = "`train_gpt --help` lists every option.", spelled = given.substr(0, given.find('='));
     std::ranges::replace(spelled, '_', '-');
     for (const auto& [theirs, ours] : kElsewhere) {
@@ -79,11 +79,11 @@ void unknown_option(const OptionTable& table, const std::string& given, const st
     throw Error(ErrorKind::usage, text(where, given, ": unknown option"), hint);
 }
 
-void left_over(Verb verb, const OptionTable& table, const std::string& given) {
+void throw_unused_argument(Verb verb, const OptionTable& table, const std::string& given) {
     const std::string flag = given.substr(0, given.find('='));
     for (const auto& [name, other] : EnumNames<Verb>::list) {
         Options options;
-        OptionsBeside beside;
+        CommandLineOptions beside;
         if (OptionTable(other, options, beside).find(flag) == nullptr) continue;
         throw Error(ErrorKind::usage, text(flag, ": not an option of `train_gpt ", name_of(verb), "`"),
                     text("`", program_of(verb), " --help` lists its options."));
@@ -91,7 +91,7 @@ void left_over(Verb verb, const OptionTable& table, const std::string& given) {
     refuse_if(!given.starts_with("-") && table.find("--train-data") == nullptr, text(given, ": this follows no option"),
               table.find("--model") == nullptr ? "" : text("Did you mean --model ", given, "?"));
     std::error_code unknown;
-    if (given.starts_with("-") || !std::filesystem::exists(given, unknown)) unknown_option(table, given, "");
+    if (given.starts_with("-") || !std::filesystem::exists(given, unknown)) throw_unknown_option(table, given, "");
     throw Error(ErrorKind::usage, text(given, ": this file follows no option"),
                 "Was a pattern not quoted? The shell then puts all files it matches in its place, and an option takes "
                 "one: write --train-data 'FOLDER/*train*.bin', with the quotes.");

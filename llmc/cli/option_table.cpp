@@ -33,7 +33,7 @@ void with_auto(OptionRow& row, int& target) {
 
 using enum Verb;
 
-void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
+void OptionTable::add_options_of_models(Options& o, CommandLineOptions& beside) {
     const bool trains = takes_options_of_training(verb_);
     group_ = "General";
     taken_by(train, check);
@@ -104,7 +104,7 @@ void OptionTable::add_options_of_models(Options& o, OptionsBeside& beside) {
     }
 }
 
-void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
+void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside) {
     const bool trains = takes_options_of_training(verb_);
     group_ = "Shape of a step";
     taken_by(train, check, evaluate);
@@ -282,7 +282,7 @@ void OptionTable::add_options_of_training(Options& o, OptionsBeside& beside) {
         .not_in_files();
 }
 
-void OptionTable::add_options_of_many(Options& o, OptionsBeside& beside) {
+void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     group_ = "Many devices";
     taken_by(train, check, evaluate);
     is_taken_ = verb_ == train;
@@ -412,7 +412,7 @@ void OptionTable::add_options_of_plan(Options& o) {
     of_plan(string("--svg", p.svg, "a file to write: memory as bars, and the order of a step's work"));
 }
 
-OptionTable::OptionTable(Verb verb, Options& options, OptionsBeside& beside) : verb_(verb) {
+OptionTable::OptionTable(Verb verb, Options& options, CommandLineOptions& beside) : verb_(verb) {
     add_options_of_models(options, beside);
     add_options_of_training(options, beside);
     add_options_of_many(options, beside);

@@ -18,7 +18,7 @@ enum class Picture : std::uint8_t { none, text, svg };
 enum class LayoutChoice : std::uint8_t { given, auto_ };
 
 // Values of the options that only the command line itself needs.
-struct OptionsBeside {
+struct CommandLineOptions {
     std::string config;   // --config
     bool print_config = false;
     std::string data_name;      // --data, which stands for two patterns
@@ -49,15 +49,15 @@ struct OptionRow {
 class OptionTable {
 public:
     // Builds the options that a verb takes. They write to `options` and `beside`, which must outlive the table.
-    OptionTable(Verb verb, Options& options, OptionsBeside& beside);
+    OptionTable(Verb verb, Options& options, CommandLineOptions& beside);
 
     const std::vector<OptionRow>& rows() const { return rows_; }
     const OptionRow* find(const std::string& flag) const;   // by any of its names; null: there is none
 
 private:
-    void add_options_of_models(Options& o, OptionsBeside& beside);
-    void add_options_of_training(Options& o, OptionsBeside& beside);
-    void add_options_of_many(Options& o, OptionsBeside& beside);
+    void add_options_of_models(Options& o, CommandLineOptions& beside);
+    void add_options_of_training(Options& o, CommandLineOptions& beside);
+    void add_options_of_many(Options& o, CommandLineOptions& beside);
     void add_options_of_verbs(GenerateOptions& g, ExportOptions& e);
     void add_options_of_plan(Options& o);
 

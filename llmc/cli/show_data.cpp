@@ -82,7 +82,7 @@ void show_samples(const std::vector<CommandLine::Start>& starts, const std::opti
     const auto of_step = static_cast<std::uint64_t>(options.tokens_by_step().at(step) / options.seq_len);
     int number = 0;
     for (const SampleId& id : loader.samples(0, of_step)) {
-        const TokenSet::Place place = tokens.place_of(id.window);
+        const TokenSet::Location place = tokens.location_of(id.window);
         const std::string& name = tokens.sources()[id.source].data.name;
         std::string words = text("step ", step, ", sample ", number++, ": ", name.empty() ? "" : name + ", ", "epoch ",
                                  id.epoch, ", ", place.shard.path(), ", token ", place.token, "\n");

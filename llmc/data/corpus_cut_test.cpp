@@ -13,7 +13,7 @@
 #include "llmc/base/error.h"
 #include "llmc/data/corpus.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

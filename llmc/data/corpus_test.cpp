@@ -11,7 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace {

@@ -31,7 +31,7 @@
 #include "llmc/data/corpus.h"
 #include "llmc/data/corpus_check.h"
 #include "llmc/data/inspect.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace fs = std::filesystem;
 

@@ -5,7 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/data/manifest.h"
 #include "llmc/data/mixture.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/corpus.h"
-#include "llmc/data/write_token_file_test.h"
+#include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -41,7 +41,7 @@ TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::
     }
 }
 
-TokenSet::Place TokenSet::place_of(std::uint64_t window) const {
+TokenSet::Location TokenSet::location_of(std::uint64_t window) const {
     ENSURE(window < windows(), "window ", window, " of ", windows());
     auto next = std::upper_bound(first_window_.begin(), first_window_.end(), window);
     const std::size_t shard = static_cast<std::size_t>(next - first_window_.begin()) - 1;
@@ -50,7 +50,7 @@ TokenSet::Place TokenSet::place_of(std::uint64_t window) const {
 
 void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& ranges, std::span<std::int32_t> inputs,
                            std::span<std::int32_t> targets) const {
-    const auto [shard, begin] = place_of(index);
+    const auto [shard, begin] = location_of(index);
     std::size_t done = 0;
     for (const TokenRange& range : ranges) {
         const auto length = static_cast<std::size_t>(range.length);
@@ -71,7 +71,7 @@ void TokenSet::read_window(std::uint64_t index, const std::vector<TokenRange>& r
 void TokenSet::read_starts(std::uint64_t index, std::int64_t length, const std::vector<TokenRange>& ranges,
                            std::span<std::int32_t> starts) const {
     ENSURE(documents_.end_of_text >= 0, "documents that are not told apart");
-    const auto [shard, begin] = place_of(index);
+    const auto [shard, begin] = location_of(index);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(T_)), of_sequence(static_cast<std::size_t>(length));
     shard.read(begin, tokens, vocab_size_);
     std::size_t own = 0;

@@ -58,11 +58,11 @@ public:
     bool is_mixture() const { return !sources_.front().data.name.empty(); }
 
     // Shard of a window, and the number of the window's first token there.
-    struct Place {
+    struct Location {
         const TokenFile& shard;
         std::uint64_t token;
     };
-    Place place_of(std::uint64_t window) const;
+    Location location_of(std::uint64_t window) const;
 
     // Reads window `index`, 0 <= index < windows(), into inputs[0, T) and targets[0, T).
     void read_window(std::uint64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 TEST_CASE("permutation: a bijection for every length") {
     std::vector<char> seen;

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

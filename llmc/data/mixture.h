@@ -19,7 +19,7 @@
 inline constexpr std::int64_t kWeightSum = 1'000'000'000;
 
 struct DataSource {
-    std::string name;   // empty: the only one, not part of a mixture
+    std::string name;      // empty: the only one, not part of a mixture
     std::string pattern;   // or a folder
     std::int64_t weight = kWeightSum;
     std::string words = {};   // the weight as it was given

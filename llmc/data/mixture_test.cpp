@@ -8,8 +8,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/loader.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

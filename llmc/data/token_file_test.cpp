@@ -1,5 +1,5 @@
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
+#include "llmc/data/write_token_file_testing.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/io/forwarding_files_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/forwarding_files_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Files and folders, behind an interface that tests can make fail.
 //
 // Everything that touches a disk goes through FileSystem, for two reasons: every failure becomes an Error(io) that
-// names the file, the call and the cause; and a test can put FaultyFiles (faulty_files_test.h) in front, which fails,
-// tears a write or stops at any chosen operation.
+// names the file, the call and the cause; and a test can put FaultyFiles (faulty_files_testing.h) in front, which
+// fails, tears a write or stops at any chosen operation.
 //
 // Reading is by offset (pread), never through a mapping: a file that shrinks while it is read gives an Error with its
 // name, not a SIGBUS. Writing is sequential. Nothing is buffered here: callers pass large pieces.
@@ -63,8 +63,8 @@ inline std::span<const std::byte> bytes_of(std::string_view content) { return st
 inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
 // Read or write a whole small file. write_whole leaves either the old content or all of the new one at `path`, whatever
-// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder. read_whole refuses Git
-// LFS pointers.
+// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder. read_whole refuses
+// Git LFS pointers.
 std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 

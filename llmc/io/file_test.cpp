@@ -10,8 +10,8 @@
 #include <functional>
 
 #include "llmc/base/error.h"
-#include "llmc/io/faulty_files_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/faulty_files_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 TEST_CASE("file: whole files are written and read back, lists are sorted") {
     TemporaryFolder folder;

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 TEST_CASE("folder_lock: a second run in the same folder is refused by name, until the first has ended") {
     TemporaryFolder folder;

@@ -7,7 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/byte_stream.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 TEST_CASE("lfs pointer: the real file is asked for, whatever reads it") {
     TemporaryFolder folder;

@@ -7,7 +7,7 @@
 #include <ctime>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include "llmc/kernels/accumulate.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 TEST_CASE_TEMPLATE("accumulate: the sum is exact up to one rounding, any length and alignment", Real, float, bf16) {
     KernelTest test;

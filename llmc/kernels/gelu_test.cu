@@ -1,6 +1,6 @@
 #include "llmc/kernels/gelu.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 
@@ -42,12 +42,15 @@ TEST_CASE_TEMPLATE("gelu: forward and backward match double loops", Real, float,
                 dx[i] = dout[i] * gelu_derivative(x[i]);
                 dsize[i] = std::abs(dout[i]) * (1 + std::abs(x[i]));
             }
-            // The hardware's exponential errs by about (2 + |argument|) units, and the argument (where the result is not
-            // saturated) stays below 16; the polynomial by 2, plus what rounding the argument does: its size in units.
-            TestTensor<Real> in = test.tensor<Real>(x), out = test.output<Real>(n, shift), din = test.output<Real>(n, shift);
+            // The hardware's exponential errs by about (2 + |argument|) units, and the argument (where the result is
+            // not saturated) stays below 16; the polynomial by 2, plus what rounding the argument does: its size in
+            // units.
+            TestTensor<Real> in = test.tensor<Real>(x), out = test.output<Real>(n, shift),
+                             din = test.output<Real>(n, shift);
             gelu_forward(out.data(), in.data(), static_cast<std::int64_t>(n), test.stream);
             check_close(out.values(), y, rounding_error<Real>(y, size, 8), "gelu");
-            gelu_backward(din.data(), test.tensor<Real>(dout).data(), in.data(), static_cast<std::int64_t>(n), test.stream);
+            gelu_backward(din.data(), test.tensor<Real>(dout).data(), in.data(), static_cast<std::int64_t>(n),
+                          test.stream);
             check_close(din.values(), dx, rounding_error<Real>(dx, dsize, 16), "gelu gradient");
         }
     }

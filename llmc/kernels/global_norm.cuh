@@ -29,7 +29,7 @@ struct GradNorm {
 };
 
 struct NormRange {
-    TypedPointer gradient;   // of the same type in all ranges of a table
+    TypedPointer gradient;   // one type in all ranges of a table
     std::int64_t count;
     std::int64_t first_block = 0;   // filled by make_norm_table
 };
@@ -55,7 +55,7 @@ inline void finish_global_norm(GradNorm* result, const double* sum, const double
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kNormThreads = 256;
-constexpr int kNormTurns = 64;   // pieces of eight elements per thread, for one reduction
+constexpr int kNormTurns = 64;     // pieces of eight elements per thread, for one reduction
 constexpr int kNormInFlight = 4;   // loads that are under way together
 constexpr int kNormSums = 2;
 constexpr std::int64_t kNormBlock = static_cast<std::int64_t>(kNormThreads) * 8 * kNormTurns;

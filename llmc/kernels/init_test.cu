@@ -1,6 +1,6 @@
 #include "llmc/kernels/init.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 TEST_CASE_TEMPLATE("init: fill writes every element and no other", Real, float, bf16) {
     KernelTest test;
@@ -35,7 +35,8 @@ TEST_CASE_TEMPLATE("init: normal numbers are those of the counter, whatever piec
     auto cut = test.output<Real>(rows * 12);
     fill_normal(cut.data(), rows * 12, 0.02f, key, GlobalSpan{12, columns, 12}, test.stream);
     std::vector<Real> part;
-    for (int r = 0; r < rows; r++) part.insert(part.end(), all.begin() + r * columns + 12, all.begin() + r * columns + 24);
+    for (int r = 0; r < rows; r++)
+        part.insert(part.end(), all.begin() + r * columns + 12, all.begin() + r * columns + 24);
     CHECK(same_bits(cut.raw(), part));
 
     // Fills from the fifth element of the cut's second row on, as a shard of such a cut begins.

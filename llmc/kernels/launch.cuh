@@ -81,7 +81,8 @@ void check_launched(cudaError_t status, const Launch& how, const void* kernel);
 
 // Puts a launch that has been checked into its stream.
 template <class... Parameters>
-cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how, std::type_identity_t<Parameters>... arguments) {
+cudaError_t start_kernel(void (*kernel)(Parameters...), const Launch& how,
+                         std::type_identity_t<Parameters>... arguments) {
     cudaLaunchConfig_t config = {};
     config.gridDim = how.grid();
     config.blockDim = how.block();
@@ -133,7 +134,7 @@ __device__ __forceinline__ T warp_butterfly(T value, Op op) {
     return value;
 }
 
-constexpr bool block_butterfly_exists = false;    // a whole block's butterfly at once
+constexpr bool block_butterfly_exists = false;     // a whole block's butterfly at once
 constexpr bool vector_conversions_exist = false;   // converts Vec8 of vec.cuh by the host's instructions
 
 // Returns the larger of two, in one instruction.

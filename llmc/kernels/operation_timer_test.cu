@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 #include "llmc/kernels/matmul/matmul.h"
 
 namespace {

@@ -1,6 +1,6 @@
 #include "llmc/kernels/pack.h"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 TEST_CASE("pack: pieces side by side in order, and back into their places") {
     KernelTest test;

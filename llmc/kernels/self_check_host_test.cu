@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 #include "llmc/kernels/ptx/ptx.cuh"
 
 namespace {
@@ -57,13 +57,13 @@ TEST_CASE("self_check: an instruction that is wrong is named, alone among the in
     using ptx_model::Damage;
     Stream device;
     for (const auto& [damage, its_name] : {std::pair{Damage::ldmatrix, "ldmatrix_x4:"},
-                                {Damage::ldmatrix_transposed, "ldmatrix_x4_transposed:"},
-                                {Damage::mma, "mma_m16n8k16:"},
-                                {Damage::pack, "pack_bf16:"},
-                                {Damage::copy_4, "cp_async_4:"},
-                                {Damage::add_release, "add_release, load_acquire:"},
-                                {Damage::load_acquire, "add_release, load_acquire:"},
-                                {Damage::exp2, "exp2_approximate:"}}) {
+                                           {Damage::ldmatrix_transposed, "ldmatrix_x4_transposed:"},
+                                           {Damage::mma, "mma_m16n8k16:"},
+                                           {Damage::pack, "pack_bf16:"},
+                                           {Damage::copy_4, "cp_async_4:"},
+                                           {Damage::add_release, "add_release, load_acquire:"},
+                                           {Damage::load_acquire, "add_release, load_acquire:"},
+                                           {Damage::exp2, "exp2_approximate:"}}) {
         const std::string name = its_name;
         CAPTURE(name);
         const Damaged damaged(damage);
@@ -90,9 +90,9 @@ TEST_CASE(
     Stream device;
     CHECK(sm90_attention_refusal() == "");
     for (const auto& [damage, its_name] : {std::pair{Damage::tma_load, "tma_load:"},
-                                {Damage::tma_store, "tma_store:"},
-                                {Damage::wgmma, "wgmma, both operands in shared memory:"},
-                                {Damage::wgmma_registers, "wgmma, one operand in registers:"}}) {
+                                           {Damage::tma_store, "tma_store:"},
+                                           {Damage::wgmma, "wgmma, both operands in shared memory:"},
+                                           {Damage::wgmma_registers, "wgmma, one operand in registers:"}}) {
         const std::string name = its_name;
         CAPTURE(name);
         const Damaged damaged(damage);

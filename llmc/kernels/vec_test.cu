@@ -4,7 +4,7 @@
 
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/exp.cuh"
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 #include "llmc/kernels/rows/add_rows.cuh"
 
 namespace {

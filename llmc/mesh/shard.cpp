@@ -114,7 +114,7 @@ std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp
 }
 
 TensorSpec held_part_of(const TensorSpec& tensor, const MeshShape& mesh) {
-    if (!is_dealt(tensor, mesh)) return tp_shard_of(tensor, mesh.tp);
+    if (!is_expert_parallel(tensor, mesh)) return tp_shard_of(tensor, mesh.tp);
     TensorSpec held = tensor;
     held.rows = divided(tensor.rows, mesh.ep, "rows of experts");
     if (!tensor.blocks.empty()) held.blocks.resize(tensor.blocks.size() / static_cast<std::size_t>(mesh.ep));
@@ -123,7 +123,7 @@ TensorSpec held_part_of(const TensorSpec& tensor, const MeshShape& mesh) {
 
 std::vector<OwnedRange> held_ranges(const TensorSpec& tensor, const MeshShape& mesh, const MeshCoordinates& at,
                                     Heads which) {
-    if (!is_dealt(tensor, mesh)) return tp_shard_ranges(tensor, mesh.tp, at.tp, which);
+    if (!is_expert_parallel(tensor, mesh)) return tp_shard_ranges(tensor, mesh.tp, at.tp, which);
     if (which == Heads::copied) return {};
     const std::int64_t held = held_part_of(tensor, mesh).elements();
     return {{{coordinate(mesh, at, Axis::ep) * held}, 0, held}};
@@ -134,7 +134,7 @@ ZeroCut zero_cut(std::int64_t tp_shard_elements, int zero_ranks) {
     return {shard, shard * zero_ranks};
 }
 
-std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state, Heads which) {
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const RankLayout& place, StateKind state, Heads which) {
     std::vector<OwnedRange> held = held_ranges(tensor, place.mesh, place.at, which);
     if (!is_sharded(state, place.zero_stage)) return held;
     const AxisSet zero = zero_axes_of(tensor, place.mesh);
@@ -146,11 +146,11 @@ std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace&
     return ranges_within(held, begin, begin + cut.shard);
 }
 
-std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place) {
+std::vector<OwnedRange> ranges_counted_once(const TensorSpec& tensor, const RankLayout& place) {
     if (is_whole_on_tp(tensor, place.mesh) && place.at.tp != 0) return {};
     if (tensor.tied && place.at.pp != 0) return {};
-    if (!is_dealt(tensor, place.mesh) && coordinate(place.mesh, place.at, Axis::replica) != 0) return {};
-    return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer, Heads::sole);
+    if (!is_expert_parallel(tensor, place.mesh) && coordinate(place.mesh, place.at, Axis::replica) != 0) return {};
+    return owned_ranges(tensor, {place.mesh, place.at, 1}, StateKind::optimizer, Heads::counted_once);
 }
 
 std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double embedding_cost, double classifier_cost) {
@@ -173,7 +173,7 @@ std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double em
     return ranges;
 }
 
-std::vector<int> deal_by_cost(const std::vector<double>& costs, int ranks) {
+std::vector<int> assign_by_cost(const std::vector<double>& costs, int ranks) {
     std::vector<std::size_t> order(costs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return costs[i]; });

@@ -97,23 +97,23 @@ constexpr bool is_sharded(StateKind state, int zero_stage) { return zero_stage >
 // Both together
 
 // Everything the functions below depend on besides the tensor.
-struct ShardPlace {
+struct RankLayout {
     MeshShape mesh;
     MeshCoordinates at;
     int zero_stage = 0;
-    bool deals_matrices = false;   // ZeRO-1 cuts no matrix of a layer: each has an owner (ParamStorage)
-    bool operator==(const ShardPlace&) const = default;
+    bool assigns_matrices = false;   // ZeRO-1 cuts no matrix of a layer: each has an owner (ParamStorage)
+    bool operator==(const RankLayout&) const = default;
 };
 
 // Returns the global elements that a rank stores, ascending in `local_begin`: at most one range for each block.
-std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const ShardPlace& place, StateKind state,
+std::vector<OwnedRange> owned_ranges(const TensorSpec& tensor, const RankLayout& place, StateKind state,
                                      Heads which = Heads::all);
 
 // Returns the global elements of which a rank is the one owner in the whole mesh, for sums over all elements (the
 // gradient norm): those that ZeRO-1 gives it, whatever the stage. Tensors that all tp ranks hold count only at tp 0,
 // copied heads only on the first rank that holds them, a tied tensor only on the first pipeline stage, and replicas
 // only in the first ZeRO group. `local_begin` counts from the beginning of the rank's ZeRO shard.
-std::vector<OwnedRange> sole_ranges(const TensorSpec& tensor, const ShardPlace& place);
+std::vector<OwnedRange> ranges_counted_once(const TensorSpec& tensor, const RankLayout& place);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline: which layers a stage holds
@@ -131,4 +131,4 @@ std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double em
 
 // Deals work out to `ranks`: the costliest first, each to the rank with the least so far (Graham, "Bounds on
 // multiprocessing timing anomalies", 1969). Returns the rank of each; of equal costs the first comes first.
-std::vector<int> deal_by_cost(const std::vector<double>& costs, int ranks);
+std::vector<int> assign_by_cost(const std::vector<double>& costs, int ranks);

@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "llmc/mesh/copy_ranks_test.h"
-#include "llmc/mesh/element_home_test.h"
+#include "llmc/mesh/copy_ranks_testing.h"
+#include "llmc/mesh/element_home_testing.h"
 
 namespace {
 
@@ -189,7 +189,7 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                     const bool sharded = is_sharded(state, zero_stage);
                     std::vector<int> owners(static_cast<std::size_t>(tensor.elements()), 0);
                     for (int rank = 0; rank < mesh.size(); rank++) {
-                        ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                        RankLayout place{mesh, coordinates_of(mesh, rank), zero_stage};
                         std::int64_t local = 0;
                         for (const OwnedRange& range : owned_ranges(tensor, place, state)) {
                             REQUIRE(range.length > 0);
@@ -202,7 +202,7 @@ TEST_CASE("shard: every element is owned exactly once per replica group, for eve
                         REQUIRE(local <= stored_elements(tensor, place, state));
                     }
                     // copies: every stage has one here, and every ZeRO group; all ranks where nothing cuts
-                    const int copies = mesh.pp * (is_dealt(tensor, mesh)
+                    const int copies = mesh.pp * (is_expert_parallel(tensor, mesh)
                                                       ? (sharded ? 1 : mesh.stage() / mesh.ep)
                                                       : (sharded ? group_size(mesh, replica_axes) : mesh.dp * mesh.cp) *
                                                             (is_whole_on_tp(tensor, mesh) ? mesh.tp : 1));
@@ -222,11 +222,11 @@ TEST_CASE("shard: every element of a model has one sole owner in the whole mesh,
                 for (int zero_stage : {0, 1, 3}) {
                     std::vector<int> owners(static_cast<std::size_t>(tensor.elements()), 0);
                     for (int rank = 0; rank < mesh.size(); rank++) {
-                        const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                        const RankLayout place{mesh, coordinates_of(mesh, rank), zero_stage};
                         // a tensor that is not tied is held by one stage: here the last one
                         const bool holds = place.at.pp == mesh.pp - 1 || (tied && place.at.pp == 0);
                         if (!holds) continue;
-                        for (const OwnedRange& range : sole_ranges(copied, place)) {
+                        for (const OwnedRange& range : ranges_counted_once(copied, place)) {
                             for (std::int64_t i = 0; i < range.length; i++) {
                                 owners[static_cast<std::size_t>(range.global.element(i))]++;
                             }
@@ -249,13 +249,13 @@ TEST_CASE("shard: the ranks that keep copies are those that own the same element
                         const int last = mesh.pp - 1;
                         auto holds = [&](const MeshCoordinates& at) { return at.pp == last || (tied && at.pp == 0); };
                         for (int rank = 0; rank < mesh.size(); rank++) {
-                            const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                            const RankLayout place{mesh, coordinates_of(mesh, rank), zero_stage};
                             if (!holds(place.at)) continue;
                             const auto own = owned_ranges(tensor, place, state);
                             if (own.empty()) continue;   // a shard of padding alone has no copies to compare
                             std::vector<int> expected;
                             for (int other = 0; other < mesh.size(); other++) {
-                                const ShardPlace theirs{mesh, coordinates_of(mesh, other), zero_stage};
+                                const RankLayout theirs{mesh, coordinates_of(mesh, other), zero_stage};
                                 if (holds(theirs.at) && owned_ranges(tensor, theirs, state) == own) {
                                     expected.push_back(other);
                                 }
@@ -275,7 +275,7 @@ TEST_CASE("shard: home_of finds every element where owned_ranges stores it") {
         for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (int zero_stage : {0, 1, 3}) {
                 for (int rank = 0; rank < mesh.size(); rank++) {
-                    ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                    RankLayout place{mesh, coordinates_of(mesh, rank), zero_stage};
                     for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::parameters)) {
                         for (std::int64_t i = 0; i < range.length; i++) {
                             ElementHome home = home_of(tensor, place, StateKind::parameters, range.global.element(i));
@@ -297,7 +297,7 @@ TEST_CASE("shard: both owners of a tied tensor cut it alike") {
     for (const MeshShape& mesh : all_meshes(16)) {
         for (int zero_stage = 0; zero_stage <= 3; zero_stage++) {
             for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {   // the ranks of the first stage
-                ShardPlace first{mesh, coordinates_of(mesh, rank), zero_stage}, last = first;
+                RankLayout first{mesh, coordinates_of(mesh, rank), zero_stage}, last = first;
                 last.at.pp = mesh.pp - 1;
                 REQUIRE(owned_ranges(tied, first, StateKind::optimizer) ==
                         owned_ranges(tied, last, StateKind::optimizer));
@@ -332,7 +332,7 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
                 std::vector<int> sole(static_cast<std::size_t>(qkv.elements())), all = sole, copied = sole;
                 std::map<int, std::vector<OwnedRange>> of_first;   // by the first rank that holds the same heads
                 for (int rank = 0; rank < mesh.size() / mesh.pp; rank++) {
-                    const ShardPlace place{mesh, coordinates_of(mesh, rank), zero_stage};
+                    const RankLayout place{mesh, coordinates_of(mesh, rank), zero_stage};
                     auto count = [](std::vector<int>& counts, const std::vector<OwnedRange>& ranges) {
                         for (const OwnedRange& range : ranges) {
                             for (std::int64_t i = 0; i < range.length; i++) {
@@ -340,11 +340,11 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
                             }
                         }
                     };
-                    count(sole, sole_ranges(qkv, place));
+                    count(sole, ranges_counted_once(qkv, place));
                     count(all, owned_ranges(qkv, {mesh, place.at, 1}, StateKind::optimizer));
                     const auto copies = owned_ranges(qkv, {mesh, place.at, 1}, StateKind::optimizer, Heads::copied);
                     count(copied, copies);
-                    ShardPlace first = place;
+                    RankLayout first = place;
                     first.at.tp -= first.at.tp % (mesh.tp / static_cast<int>(kv));
                     const auto [at, is_new] = of_first.try_emplace(rank_of(mesh, first.at), copies);
                     REQUIRE(at->second == copies);   // so their sum needs no more than these ranges
@@ -369,7 +369,7 @@ TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it
     for (const MeshShape& mesh : all_meshes(16)) {
         for (const TensorSpec& tensor : sample_tensors(mesh)) {
             for (int rank = 0; rank < mesh.size(); rank++) {
-                const ShardPlace place{mesh, coordinates_of(mesh, rank), 1};
+                const RankLayout place{mesh, coordinates_of(mesh, rank), 1};
                 const std::size_t blocks = std::max<std::size_t>(1, tensor.blocks.size());
                 REQUIRE(owned_ranges(tensor, place, StateKind::optimizer).size() <= blocks);
                 REQUIRE(owned_ranges(tensor, place, StateKind::parameters).size() <= blocks);
@@ -378,7 +378,7 @@ TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it
     }
     // columns 6 to 11 of 12, of 30 rows: 180 elements, cut in two shards of 128; the second begins in a row
     const TensorSpec cut{30, 12, TensorCut::columns};
-    const ShardPlace second{{1, 2, 1, 2}, {0, 1, 0, 1}, 1};
+    const RankLayout second{{1, 2, 1, 2}, {0, 1, 0, 1}, 1};
     const std::vector<OwnedRange> ranges = owned_ranges(cut, second, StateKind::optimizer);
     REQUIRE(ranges.size() == 1);
     CHECK(ranges[0] == OwnedRange{{21 * 12 + 6 + 2, 12, 6, 2}, 0, 180 - 128});
@@ -429,8 +429,8 @@ TEST_CASE("shard: layers are balanced over pipeline parts, embedding and classif
 }
 
 TEST_CASE("shard: work is dealt out the costliest first, to the rank with the least so far") {
-    CHECK(deal_by_cost({}, 3).empty());
-    CHECK(deal_by_cost({1, 1, 1, 1}, 1) == std::vector<int>{0, 0, 0, 0});
-    CHECK(deal_by_cost({2, 2, 2}, 2) == std::vector<int>{0, 1, 0});
-    CHECK(deal_by_cost({1, 5, 2, 4, 3}, 2) == std::vector<int>{0, 0, 0, 1, 1});   // 8 and 7
+    CHECK(assign_by_cost({}, 3).empty());
+    CHECK(assign_by_cost({1, 1, 1, 1}, 1) == std::vector<int>{0, 0, 0, 0});
+    CHECK(assign_by_cost({2, 2, 2}, 2) == std::vector<int>{0, 1, 0});
+    CHECK(assign_by_cost({1, 5, 2, 4, 3}, 2) == std::vector<int>{0, 0, 0, 1, 1});   // 8 and 7
 }

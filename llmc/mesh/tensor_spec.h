@@ -40,7 +40,7 @@ struct TensorSpec {
 
 // Returns true if the ep ranks hold different experts. The ranks that hold the same experts then see all tokens of
 // these, including those of other tp ranks, so their gradients need no sum over tp.
-inline bool is_dealt(const TensorSpec& tensor, const MeshShape& mesh) {
+inline bool is_expert_parallel(const TensorSpec& tensor, const MeshShape& mesh) {
     return tensor.cut == TensorCut::experts && mesh.ep > 1;
 }
 // Returns true if every tp rank holds the same elements as this one.
@@ -49,5 +49,5 @@ inline bool is_whole_on_tp(const TensorSpec& tensor, const MeshShape& mesh) {
 }
 // Returns the axes over which the tensor's ZeRO shards are cut. Its gradient is summed over these and over replicas.
 inline AxisSet zero_axes_of(const TensorSpec& tensor, const MeshShape& mesh) {
-    return is_dealt(tensor, mesh) ? holder_axes : zero_axes;
+    return is_expert_parallel(tensor, mesh) ? holder_axes : zero_axes;
 }

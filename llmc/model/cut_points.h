@@ -1,7 +1,7 @@
 // Cut points: named points between the pieces of the model at which parallelism enters. One device does nothing there.
 //
-// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) cuts a sublayer between enter_columns and leave_rows: the
-// linear layer after enter_columns is cut by rows, the one before leave_rows by columns. Outside of them is the
+// Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) cuts a sublayer between gather_to_tp and reduce_from_tp: the
+// linear layer after gather_to_tp is cut by rows, the one before reduce_from_tp by columns. Outside of them is the
 // residual region: there each tp rank has all rows, or some of them (sequence parallelism: Korthikanti et al.,
 // "Reducing activation recomputation in large transformer models", 2022). Context parallelism lives in `attend`.
 //
@@ -9,19 +9,19 @@
 //   columns to rows   qkv, attend, attproj; fc, GELU, fcproj; classifier   RankSizes::rows() rows
 //
 // No kernel works on both sides of a cut point. Each function takes data on one side and returns its address on the
-// other: by default the same memory. An implementation owns the memory that it gathers into: what enter_columns returns
-// is valid until the next enter_columns or will_enter_columns, what leave_rows returns until the next leave_rows or
-// enter_columns_backward. "Columns" are Megatron's, of X W: rows of our matrices, which are [out, in].
+// other: by default the same memory. An implementation owns the memory that it gathers into: what gather_to_tp returns
+// is valid until the next gather_to_tp or will_gather_to_tp, what reduce_from_tp returns until the next reduce_from_tp
+// or gather_to_tp_backward. "Columns" are Megatron's, of X W: rows of our matrices, which are [out, in].
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <vector>
 
-#include "llmc/model/memory/activations.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/linear.h"
+#include "llmc/model/memory/activations.h"
 #include "llmc/model/precision.h"
 
 template <class Real>
@@ -56,33 +56,35 @@ public:
     virtual void set_sizes(const RankSizes&) {}
 
     // Forward: leaves the residual region. Calls `work` for all rows, chunk by chunk, each once it has entered.
-    using EnteringWork = std::function<void(const floatX* in, Rows rows)>;   // `in`: address of row 0
-    virtual void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t) {
+    using GatheredWork = std::function<void(const floatX* in, Rows rows)>;   // `in`: address of row 0
+    virtual void gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t) {
         work(in, {0, rows});
     }
     // Enters all rows at once. Backward calls it again for a gradient of weights, so that the rows that entered need
-    // not be kept. Unless gradients of weights are delayed, backward first calls will_enter_columns, before a matmul
+    // not be kept. Unless gradients of weights are delayed, backward first calls will_gather_to_tp, before a matmul
     // that hides the gather.
-    virtual const floatX* enter_columns(const floatX* in, cudaStream_t) { return in; }
-    virtual void will_enter_columns(const floatX* /*in*/, cudaStream_t) {}
-    // Backward of enter_columns: adds up `din`, this rank's part of a sum over tp ranks. Tells the queue once the
+    virtual const floatX* gather_to_tp(const floatX* in, cudaStream_t) { return in; }
+    virtual void will_gather_to_tp(const floatX* /*in*/, cudaStream_t) {}
+    // Backward of gather_to_tp: adds up `din`, this rank's part of a sum over tp ranks. Tells the queue once the
     // collective has been started; some gradients of weights may stay queued for the next one.
-    virtual floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) {
+    virtual floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) {
         queue.collective_started();
         return din;
     }
     // Forward: returns to the residual region. `work` makes `out`, chunk by chunk: this rank's part of a sum over tp
     // ranks. Returns where the sum is: at `to`, unless that is null. `to` is `out` itself if the residual region has
     // all rows.
-    using LeavingWork = std::function<void(Rows rows)>;
-    virtual floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t) {
+    using ReducedWork = std::function<void(Rows rows)>;
+    virtual floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work, cudaStream_t) {
         ENSURE(to == nullptr || to == out, "one device moves nothing at a cut point");
         work({0, rows});
         return out;
     }
     // True if `work` makes whole sums: it may then add more to them, such as the residual stream.
-    virtual bool leaves_whole_sums() const { return true; }
-    virtual const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t) { return dout; }
+    virtual bool makes_whole_sums() const { return true; }
+    virtual const floatX* reduce_from_tp_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t) {
+        return dout;
+    }
 
     // Returns the positions of this rank's tokens in their sequences.
     virtual Positions positions() const;

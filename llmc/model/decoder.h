@@ -52,7 +52,7 @@ private:
     Embedding embedding_;
     std::vector<Layer> layers_;
     Head head_;
-    std::vector<DeviceBuffer<floatX>> caches_;   // of each layer: (positions, qkv_width())
+    std::vector<DeviceBuffer<floatX>> caches_;   // one a layer: (positions, qkv_width())
     DeviceBuffer<std::int32_t> tokens_;
     DeviceBuffer<floatX> normed_, logits_;   // output of the head's norm; logits of the last row
     int position_ = 0;

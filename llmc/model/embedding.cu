@@ -28,7 +28,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
     auto work = [&](Rows rows) {
         if (rows.first == 0) embedding_forward(args, tools_.stream);
     };
-    const floatX* const left = tools_.cut_points.leave_rows(args.out, out, sizes.rows(), work, tools_.stream);
+    const floatX* const left = tools_.cut_points.reduce_from_tp(args.out, out, sizes.rows(), work, tools_.stream);
     ENSURE(left == out, "the embedding's output has left to another place than it was to");
 }
 
@@ -37,7 +37,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
     const RankSizes& sizes = tools_.sizes;
     const GradientTarget dwte = gradients.next(parameters_.index("wte.weight"));
     const GradientTarget dwpe = wpe_ ? gradients.next(wpe_index_) : GradientTarget{{nullptr, gradients.type()}};
-    const floatX* const dout_rows = tools_.cut_points.leave_rows_backward(dout, queue, tools_.stream);
+    const floatX* const dout_rows = tools_.cut_points.reduce_from_tp_backward(dout, queue, tools_.stream);
     const TokenGroupsView& positions = tools_.documents.position_groups;
     const bool grouped = positions.order != nullptr && wpe_ != nullptr;
     const auto max_positions = static_cast<int>(sizes.model.max_seq_len);

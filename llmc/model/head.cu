@@ -40,7 +40,7 @@ NormOutput Head::normed() const {
 void Head::final_norm(const floatX* in) const { norm_.forward(normed(), in); }
 
 void Head::logits(floatX* out, int first_row, int count) const {
-    const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
+    const floatX* const lnf = tools_.cut_points.gather_to_tp(tools_.workspace.lnf.data(), tools_.stream);
     const floatX* const rows = lnf + std::int64_t{first_row} * tools_.sizes.C;
     if (vocabulary_is_whole_) return classifier_.forward(out, rows, count, tools_.stream);
     ENSURE(count <= chunk_rows_, count, " rows of logits, room for ", chunk_rows_);
@@ -61,7 +61,7 @@ void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, boo
 
 void Head::loss(const floatX* in, const Batch& batch) const {
     final_norm(in);
-    const floatX* const lnf = tools_.cut_points.enter_columns(tools_.workspace.lnf.data(), tools_.stream);
+    const floatX* const lnf = tools_.cut_points.gather_to_tp(tools_.workspace.lnf.data(), tools_.stream);
     for_chunks([&](int first, int count) {
         classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count,
                             tools_.stream);
@@ -75,7 +75,7 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
     const Workspace& workspace = tools_.workspace;
     const cudaStream_t stream = tools_.stream;
     final_norm(in);
-    const floatX* const lnf = cut.enter_columns(workspace.lnf.data(), stream);
+    const floatX* const lnf = cut.gather_to_tp(workspace.lnf.data(), stream);
     floatX* const logits = workspace.logits.data();
     floatX* const dlnf = workspace.dnormed;
     for_chunks([&](int first, int count) {
@@ -87,7 +87,7 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
     });
     WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
     norm_.backward({.din = dresidual,
-                    .dout = cut.enter_columns_backward(dlnf, nothing, stream),
+                    .dout = cut.gather_to_tp_backward(dlnf, nothing, stream),
                     .in = in,
                     .kept = normed(),
                     .add_to_din = false},

@@ -29,7 +29,7 @@ class Parts {
 public:
     explicit Parts(int zero_stage)
         : storage_(ParamTable(custom_model_config(2, 2, 32, 16, 100)),
-                   ShardPlace{MeshShape{1, 2, 1, 1}, {}, zero_stage}, {{{0, 2}}, true, true}),
+                   RankLayout{MeshShape{1, 2, 1, 1}, {}, zero_stage}, {{{0, 2}}, true, true}),
           gradients_(arena_, DType::fp32, storage_, stream_.get()) {
         gradients_.begin_step();
     }

@@ -31,8 +31,8 @@ struct MuonMatrices::Moves {
 
 MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)), moves_(std::make_unique<Moves>()) {
-    const ShardPlace& place = stage.storage().place();
-    const bool cut_by_zero = place.zero_stage > (place.deals_matrices ? 1 : 0);
+    const RankLayout& place = stage.storage().place();
+    const bool cut_by_zero = place.zero_stage > (place.assigns_matrices ? 1 : 0);
     const AxisSet team = cut_by_zero ? copy_axes : AxisSet{Axis::tp};
     team_ = !cut_by_zero ? groups.tensor : groups.replicas == nullptr ? groups.stage : groups.copy;
     rank_ = group_rank(place.mesh, place.at, team);
@@ -48,10 +48,10 @@ MuonMatrices::~MuonMatrices() = default;
 // team.
 void MuonMatrices::find_matrices(AxisSet team) {
     const ParamStorage& storage = stage_.storage();
-    const ShardPlace& place = storage.place();
+    const RankLayout& place = storage.place();
     const std::vector<int> members = group_members(place.mesh, place.at, team);
     std::vector<std::int64_t> taken(members.size(), 0);   // elements of each member's pieces
-    for (const TensorPlace& tensor : storage.tensors()) {
+    for (const TensorLayout& tensor : storage.tensors()) {
         const ParamInfo& info = storage.table()[tensor.param];
         if (!is_muon_matrix(info)) continue;
         ENSURE(place.mesh.tp == 1 || info.tensor.cut != TensorCut::none, info.name,
@@ -65,7 +65,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
                                                            {}});
             for (int r = 0; r < ranks_; r++) {
                 const auto member = static_cast<std::size_t>(r);
-                ShardPlace theirs = place;
+                RankLayout theirs = place;
                 theirs.at = coordinates_of(place.mesh, members[member]);
                 for (BlockRange& part :
                      by_blocks(info.tensor, owned_ranges(info.tensor, theirs, StateKind::optimizer))) {
@@ -84,7 +84,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
 void MuonMatrices::deal() {
     std::vector<double> costs;
     for (const Matrix& matrix : matrices_) costs.push_back(matrix.cost());
-    const std::vector<int> owners = deal_by_cost(costs, ranks_);
+    const std::vector<int> owners = assign_by_cost(costs, ranks_);
     for (std::size_t i = 0; i < owners.size(); i++) matrices_[i].owner = owners[i];
 }
 

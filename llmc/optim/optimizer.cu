@@ -60,7 +60,7 @@ void Optimizer::make_tables(Arena& arena) {
     const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
     std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages;
     std::vector<NormRange> norm;
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = stage_.table()[place.param];
         const OptimizerKind rule = rule_of(info, options_);
         const bool adapts = reads_norms(rule) && info.decays;
@@ -79,7 +79,7 @@ void Optimizer::make_tables(Arena& arena) {
                               .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1});
             }
         };
-        const std::vector<OwnedRange> once = sole_ranges(info.tensor, storage.place());
+        const std::vector<OwnedRange> once = ranges_counted_once(info.tensor, storage.place());
         const std::vector<OwnedRange> all = owned_ranges(info.tensor, storage.place(), StateKind::optimizer);
         const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
         add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
@@ -124,7 +124,7 @@ UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) cons
 }
 
 void Optimizer::copy_parameters(const ModelState<float>& weights) {
-    for (const TensorPlace& place : stage_.storage().tensors()) {
+    for (const TensorLayout& place : stage_.storage().tensors()) {
         cast(weights.tensor(place.param), stage_.parameters().owned(place.param),
              stage_.storage().padded_elements(place, StateKind::optimizer), stream());
     }
@@ -221,7 +221,7 @@ const ModelState<float>& Optimizer::state(std::string_view name) const {
 double Optimizer::bytes_per_parameter() const {
     auto elements = [](const ParamStorage& storage) {
         double sum = 0;
-        for (const TensorPlace& place : storage.tensors()) {
+        for (const TensorLayout& place : storage.tensors()) {
             sum += static_cast<double>(storage.padded_elements(place, StateKind::optimizer));
         }
         return sum;

@@ -47,7 +47,7 @@ public:
     double bytes_per_parameter() const;                            // all states together
 
 private:
-    struct Tables;   // of what this rank updates, on the device
+    struct Tables;   // lists what this rank updates, on the device
     cudaStream_t stream() const { return stage_.stream(); }
     void make_tables(Arena& arena);
     UpdateRange<floatX> through_matrices(UpdateRange<floatX>& range) const;

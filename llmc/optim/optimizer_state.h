@@ -49,7 +49,7 @@ struct OptimizerState : OptimizerStateSpec {
           values(arena, "optimizer " + name, *storage, StateKind::optimizer) {}
 
     // Returns where this rank keeps the state of a parameter; null if it does not.
-    const TensorPlace* find(int param) const { return storage->find(param); }
+    const TensorLayout* find(int param) const { return storage->find(param); }
 
     std::unique_ptr<const ParamStorage> storage;   // layout of the parameters that have it
     ModelState<float> values;

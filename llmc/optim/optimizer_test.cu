@@ -6,7 +6,7 @@
 #include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 #include "llmc/run/option_names.h"
 
 using namespace certificate;
@@ -376,7 +376,7 @@ Doubles bytes_of_muon(const ParamTable& table, const MeshShape& mesh, int zero) 
                 costs.push_back(all * std::min(cols, all / cols));
                 Doubles& parts = kept.emplace_back(team.size());
                 for (std::size_t r = 0; r < team.size(); r++) {
-                    const ShardPlace place{mesh, coordinates_of(mesh, static_cast<int>(team[r])), zero > 1 ? zero : 0};
+                    const RankLayout place{mesh, coordinates_of(mesh, static_cast<int>(team[r])), zero > 1 ? zero : 0};
                     for (const OwnedRange& range : owned_ranges(tensor, place, StateKind::optimizer)) {
                         for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
                             const std::int64_t first = std::max(global, begin), past = std::min(global + count, end);
@@ -403,7 +403,7 @@ std::pair<double, double> bytes_of_zero(const ParamTable& table, const MeshShape
     double sums[2] = {};
     for (int rank = 0; rank < mesh.size(); rank++) {
         for (const bool deals : {true, false}) {
-            const ShardPlace place{mesh, coordinates_of(mesh, rank), zero, deals};
+            const RankLayout place{mesh, coordinates_of(mesh, rank), zero, deals};
             const ParamStorage storage(table, place, {{{0, table.config().layers}}, true, true});
             sums[deals ? 0 : 1] += zero_traffic(storage, 1, sizeof(floatX), sizeof(float)).total();
         }
@@ -459,7 +459,7 @@ TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of
             for (const Communicator* group : rank.communicators()) sent += group->traffic().point_to_point;
             const double own = expected[static_cast<std::size_t>(me.rank())];
             me.require(sent == own, sent, " bytes, not ", own);
-            for (const TensorPlace& tensor : storage.tensors()) {
+            for (const TensorLayout& tensor : storage.tensors()) {
                 const int owner = zero < 2 ? owners[static_cast<std::size_t>(tensor.param)] : -1;
                 me.require(storage.table()[tensor.param].tensor.owner == owner, "another owner than ", owner);
             }

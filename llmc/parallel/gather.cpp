@@ -5,7 +5,7 @@
 Gatherer::Gatherer(const ParamStorage& storage, Communicator* group, bool gets, Arena& arena, cudaStream_t stream,
                    std::int64_t most, Communicator* all)
     : storage_(storage), group_(group), stream_(stream), all_(all) {
-    const ShardPlace& place = storage.place();
+    const RankLayout& place = storage.place();
     ENSURE(ranks() == group_size(place.mesh, stage_axes) && rank() == group_rank(place.mesh, place.at, stage_axes),
            "rank ", rank(), " of ", ranks(), " gathers, which is not where the storage has it in its stage");
     const bool crosses = place.mesh.pp > 1 && rank() == 0;   // tensors from one stage to the first
@@ -51,10 +51,10 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     ENSURE(state.storage().place() == storage_.place(), "a state of another rank");
     const TensorSpec& tensor = storage_.table()[param].tensor;
     ENSURE(state.storage().find(param) != nullptr, "this rank holds no ", storage_.table()[param].name);
-    const ShardPlace& place = storage_.place();
+    const RankLayout& place = storage_.place();
     const StateKind kept = only_owned ? StateKind::optimizer : state.state();
     const bool cut_by_zero = is_sharded(kept, place.zero_stage);
-    const bool dealt = is_dealt(tensor, place.mesh);
+    const bool dealt = is_expert_parallel(tensor, place.mesh);
     const bool cut_by_tp = !is_whole_on_tp(tensor, place.mesh) && place.mesh.tp > 1;
     // a tensor that is not cut is on every rank
     const int to = root == everywhere && !cut_by_zero && !cut_by_tp && !dealt ? rank() : root;
@@ -67,7 +67,7 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     T* const own = only_owned ? state.owned(param) : state.tensor(param);
 
     for (int from = 0; from < ranks(); from++) {
-        ShardPlace theirs = place;
+        RankLayout theirs = place;
         theirs.at = coordinates_of(stage, from);
         auto is_near = [&](Axis axis) {
             return coordinate(stage, theirs.at, axis) == coordinate(stage, nearest, axis);
@@ -118,7 +118,7 @@ void Gatherer::copy_piece(std::span<T> values, const T* data, std::size_t size,
 
 template <class T>
 std::vector<T> Gatherer::gather_to_first(const ModelState<T>& state, int param) const {
-    const ShardPlace& place = storage_.place();
+    const RankLayout& place = storage_.place();
     if (place.mesh.pp == 1) return gather(state, param, 0);
     ENSURE(all_ != nullptr, "tensors of several stages, and no communicator of all ranks");
     const bool has = storage_.find(param) != nullptr, tied = storage_.table()[param].tensor.tied;

@@ -45,6 +45,7 @@ std::unique_ptr<CutPoints> make_cut_points(World& world, const StageOptions& opt
     const MeshShape& mesh = options.place.mesh;
     if (mesh.tp > 1 && mesh.cp > 1) return std::make_unique<TensorAndContextParallel>(world, options, arena, stream);
     if (mesh.tp > 1) return std::make_unique<TensorParallel>(*world.group({Axis::tp}), options.tp_chunks, arena);
-    if (mesh.cp > 1) return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream, reuses_activations(options));
+    if (mesh.cp > 1)
+        return std::make_unique<ContextParallel>(world, options.ulysses, arena, stream, reuses_activations(options));
     return nullptr;
 }

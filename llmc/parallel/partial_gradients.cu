@@ -9,14 +9,14 @@ PartialGradients::PartialGradients(Stage& stage, const TrainingGroups& groups, A
     if (groups.tensor == nullptr || !stage.options().backward) return;
     const auto size = static_cast<std::int64_t>(size_of(type_));
     std::vector<PackRange> partial, copied;
-    for (const TensorPlace& place : stage.storage().tensors()) {
+    for (const TensorLayout& place : stage.storage().tensors()) {
         const TensorSpec& tensor = stage.table()[place.param].tensor;
         const TypedPointer owned = stage.gradients().kept().owned(place.param);
         for (const OwnedRange& range :
              owned_ranges(tensor, stage.storage().place(), StateKind::optimizer, Heads::copied)) {
             copied.push_back({(owned + range.local_begin).data, range.length * size});
         }
-        if (!tensor.partial.contains(Axis::tp) || is_dealt(tensor, stage.storage().place().mesh)) continue;
+        if (!tensor.partial.contains(Axis::tp) || is_expert_parallel(tensor, stage.storage().place().mesh)) continue;
         if (!tensor.always_partial && !stage.options().sequence_parallel) continue;
         partial.push_back({owned.data, stage.storage().padded_elements(place, StateKind::optimizer) * size});
     }

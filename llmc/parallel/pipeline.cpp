@@ -68,7 +68,7 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
       tokens_(static_cast<std::size_t>(stage.tokens())),
       targets_(tokens_.size()),
       starts_(stage.attended_tokens()) {
-    const ShardPlace& place = stage.storage().place();
+    const RankLayout& place = stage.storage().place();
     const bool linked = links.input != nullptr || links.output != nullptr;   // else a stage by itself
     forward_of_one_ = forward_schedules(linked ? place.mesh.pp : 1, stage.chunks(),
                                         1)[linked ? static_cast<std::size_t>(place.at.pp) : 0];

@@ -7,7 +7,7 @@
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
 #include "llmc/parallel/schedule.h"
-#include "llmc/parallel/schedule_edits_test.h"
+#include "llmc/parallel/schedule_edits_testing.h"
 #include "llmc/parallel/schedule_picture.h"
 
 namespace {

@@ -37,7 +37,8 @@ double column_of(const DrawnCosts& costs, double makespan) {
     const auto& [forward, input, weight] = costs.work;
     const double smallest = std::min({forward, input, weight});
     auto fits = [&](double cost) { return std::abs(cost / smallest - std::round(cost / smallest)) < 1e-9; };
-    const double column = fits(forward) && fits(input) && fits(weight) && fits(costs.transfer) ? smallest : smallest / 2;
+    const double column =
+        fits(forward) && fits(input) && fits(weight) && fits(costs.transfer) ? smallest : smallest / 2;
     return std::max(column, makespan / 4000);
 }
 

@@ -52,7 +52,7 @@ void TensorParallel::gather(floatX* to, const floatX* from) {
     for (int i = 0; i < chunks_; i++) gather_chunk(to, from, i);
 }
 
-void TensorParallel::enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) {
+void TensorParallel::gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t stream) {
     ENSURE(rows == sizes_.rows(), rows, " rows enter, not ", sizes_.rows());
     if (!sequence_parallel()) return work(in, {0, rows});
     announced_ = nullptr;
@@ -67,7 +67,7 @@ void TensorParallel::enter_columns(const floatX* in, int rows, const EnteringWor
     }
 }
 
-void TensorParallel::will_enter_columns(const floatX* in, cudaStream_t stream) {
+void TensorParallel::will_gather_to_tp(const floatX* in, cudaStream_t stream) {
     if (!sequence_parallel()) return;
     traffic_after(stream);
     gather(entered_.data(), in);
@@ -75,15 +75,16 @@ void TensorParallel::will_enter_columns(const floatX* in, cudaStream_t stream) {
     announced_ = in;
 }
 
-const floatX* TensorParallel::enter_columns(const floatX* in, cudaStream_t stream) {
+const floatX* TensorParallel::gather_to_tp(const floatX* in, cudaStream_t stream) {
     if (!sequence_parallel()) return in;
-    if (announced_ != in) will_enter_columns(in, stream);
+    if (announced_ != in) will_gather_to_tp(in, stream);
     announced_ = nullptr;
     entered_all_.wait(stream);
     return entered_.data();
 }
 
-const floatX* TensorParallel::leave_rows_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) {
+const floatX* TensorParallel::reduce_from_tp_backward(const floatX* dout, WeightGradientQueue& queue,
+                                                      cudaStream_t stream) {
     if (!sequence_parallel()) return dout;
     traffic_after(stream);
     gather(gradient_.data(), dout);
@@ -119,7 +120,8 @@ void TensorParallel::sum_chunk(floatX* to, floatX* rows, int index) {
     group_.reduce_scatter(to + static_cast<std::size_t>(index) * own, first, own, traffic_.get());
 }
 
-floatX* TensorParallel::leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) {
+floatX* TensorParallel::reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work,
+                                       cudaStream_t stream) {
     ENSURE(rows == sizes_.rows(), rows, " rows leave, not ", sizes_.rows());
     floatX* const result = place_of_sum(out, to);
     for (int i = 0; i < chunks_; i++) {
@@ -132,7 +134,7 @@ floatX* TensorParallel::leave_rows(floatX* out, floatX* to, int rows, const Leav
     return result;
 }
 
-floatX* TensorParallel::enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) {
+floatX* TensorParallel::gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) {
     floatX* const result = place_of_sum(din, nullptr);
     traffic_after(stream);
     {

@@ -4,10 +4,10 @@
 //
 // clang-format off
 //                             sequence parallel             not
-//   enter_columns             all-gather of rows            nothing
-//   enter_columns_backward    reduce-scatter of rows        all-reduce
-//   leave_rows                reduce-scatter of rows        all-reduce
-//   leave_rows_backward       all-gather of rows            nothing
+//   gather_to_tp             all-gather of rows            nothing
+//   gather_to_tp_backward    reduce-scatter of rows        all-reduce
+//   reduce_from_tp                reduce-scatter of rows        all-reduce
+//   reduce_from_tp_backward       all-gather of rows            nothing
 //   sum_rows                  all-reduce of a chunk's, in fp32
 //   vocabulary_loss           all-reduce of the maxima of a chunk's rows, then of two sums a row, in fp32
 // clang-format on
@@ -53,13 +53,13 @@ public:
     TensorParallel(Communicator& group, int chunks, Arena& arena);
 
     void set_sizes(const RankSizes& sizes) override;
-    void enter_columns(const floatX* in, int rows, const EnteringWork& work, cudaStream_t stream) override;
-    const floatX* enter_columns(const floatX* in, cudaStream_t stream) override;
-    void will_enter_columns(const floatX* in, cudaStream_t stream) override;
-    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override;
-    floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override;
-    bool leaves_whole_sums() const override { return false; }
-    const floatX* leave_rows_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
+    void gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t stream) override;
+    const floatX* gather_to_tp(const floatX* in, cudaStream_t stream) override;
+    void will_gather_to_tp(const floatX* in, cudaStream_t stream) override;
+    floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override;
+    floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work, cudaStream_t stream) override;
+    bool makes_whole_sums() const override { return false; }
+    const floatX* reduce_from_tp_backward(const floatX* dout, WeightGradientQueue& queue, cudaStream_t stream) override;
     void sum_rows(float* sums, std::size_t count, cudaStream_t stream) override;
     void vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) override;
     void gather_logits(floatX* out, const floatX* shard, int count, cudaStream_t stream) override;

@@ -5,7 +5,7 @@
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/parallel/gradient_sums.h"
 
-static std::size_t shard(const TensorPlace& tensor) { return static_cast<std::size_t>(tensor.kept); }
+static std::size_t shard(const TensorLayout& tensor) { return static_cast<std::size_t>(tensor.kept); }
 
 Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGroups& groups, Arena& arena,
            cudaStream_t compute)
@@ -21,7 +21,7 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
     require(groups.replicas, replica_axes);
     if (storage.place().mesh.ep > 1) require(groups.holders, holder_axes);
     std::int64_t largest = 0;
-    for (const UnitPlace& unit : storage.units()) largest = std::max(largest, unit.kept);
+    for (const UnitLayout& unit : storage.units()) largest = std::max(largest, unit.kept);
     if (shards(StateKind::gradients) && states_.gradients.exists()) {
         arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
                                              static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
@@ -47,7 +47,7 @@ void Zero::begin_step(int micro_batches) {
 }
 
 template <class PerTensor>
-void Zero::for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const {
+void Zero::for_tensors(const SpanLayout& span, Communicator* group, PerTensor&& per_tensor) const {
     auto for_all = [&] {
         for (int i : span.tensors) per_tensor(storage_.tensors()[static_cast<std::size_t>(i)]);
     };
@@ -62,12 +62,12 @@ static void copy(void* out, const void* in, std::size_t bytes, cudaStream_t stre
     CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
-void Zero::all_gather(floatX* out, const floatX* in, const TensorPlace& tensor, Communicator* group) const {
+void Zero::all_gather(floatX* out, const floatX* in, const TensorLayout& tensor, Communicator* group) const {
     if (group == nullptr) return copy(out, in, sizeof(floatX) * shard(tensor), traffic());
     group->all_gather(out, in, shard(tensor), traffic());
 }
 
-void Zero::reduce_scatter(TypedPointer out, TypedPointer in, const TensorPlace& tensor, Communicator* group) const {
+void Zero::reduce_scatter(TypedPointer out, TypedPointer in, const TensorLayout& tensor, Communicator* group) const {
     if (group == nullptr) return copy(out.data, in.data, size_of(in.type) * shard(tensor), traffic());
     with_gradient_type<floatX>(
         in.type, [&]<class G> { group->reduce_scatter(out.as<G>(), in.as<G>(), shard(tensor), traffic()); });
@@ -127,8 +127,8 @@ void Zero::use_ends() {
 // Fetches a unit into its memory, once the last use of that has ended.
 void Zero::fetch(int slot) {
     released_[memory_[static_cast<std::size_t>(slot)]].wait(traffic());
-    for (const SpanPlace& span : spans(slot)) {
-        for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+    for (const SpanLayout& span : spans(slot)) {
+        for_tensors(span, group(span), [&](const TensorLayout& tensor) {
             all_gather(states_.unsharded_parameters.tensor(tensor.param), states_.parameters.tensor(tensor.param),
                        tensor, group(span));
         });
@@ -140,8 +140,8 @@ void Zero::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
     for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
-        for (const SpanPlace& span : spans(slot)) {
-            for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+        for (const SpanLayout& span : spans(slot)) {
+            for_tensors(span, group(span), [&](const TensorLayout& tensor) {
                 floatX* const whole = states_.parameters.tensor(tensor.param);
                 if (owner(tensor) < 0) {
                     all_gather(whole, states_.parameters.owned(tensor.param), tensor, group(span));
@@ -192,14 +192,14 @@ void Zero::gradients_ready(int slot) {
 // Stages 0 and 1: reduces in place.
 void Zero::reduce(int slot) {
     const StateBuffers& gradients = states_.gradients;
-    for (const SpanPlace& span : spans(slot)) {
+    for (const SpanLayout& span : spans(slot)) {
         Communicator* const ranks = group(span);
         if (!shards(StateKind::optimizer)) {
             const TypedPointer first = gradients.unit(slot) + span.offset;
             if (ranks) sum_gradients(*ranks, first, static_cast<std::size_t>(span.padded), traffic());
             continue;
         }
-        for_tensors(span, ranks, [&](const TensorPlace& tensor) {
+        for_tensors(span, ranks, [&](const TensorLayout& tensor) {
             const TypedPointer whole = gradients.tensor(tensor.param);
             if (owner(tensor) < 0) {
                 reduce_scatter(gradients.owned(tensor.param), whole, tensor, ranks);
@@ -211,7 +211,7 @@ void Zero::reduce(int slot) {
         });
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
-        for_tensors(span, copies, [&](const TensorPlace& tensor) {
+        for_tensors(span, copies, [&](const TensorLayout& tensor) {
             const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
             if (kept > 0) sum_gradients(*copies, gradients.owned(tensor.param), kept, traffic());
         });
@@ -221,11 +221,11 @@ void Zero::reduce(int slot) {
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it. Replicas add theirs at the
 // end: sums over micro-batches travel between groups once a step.
 void Zero::reduce_to_shards(int slot, bool first, bool last) {
-    const UnitPlace& unit = storage_.units()[static_cast<std::size_t>(slot)];
+    const UnitLayout& unit = storage_.units()[static_cast<std::size_t>(slot)];
     const TypedPointer kept = states_.gradients.unit(slot), arrived{arrived_.data(), kept.type};
     const TypedPointer into = first ? kept : arrived;
-    for (const SpanPlace& span : unit.spans) {
-        for_tensors(span, group(span), [&](const TensorPlace& tensor) {
+    for (const SpanLayout& span : unit.spans) {
+        for_tensors(span, group(span), [&](const TensorLayout& tensor) {
             reduce_scatter(into + storage_.tensor_offset(tensor, StateKind::gradients),
                            states_.unsharded_gradients.tensor(tensor.param), tensor, group(span));
         });
@@ -234,7 +234,7 @@ void Zero::reduce_to_shards(int slot, bool first, bool last) {
         with_gradient_type<floatX>(kept.type,
                                    [&]<class G> { accumulate(kept.as<G>(), arrived.as<G>(), unit.kept, traffic()); });
     }
-    for (const SpanPlace& span : unit.spans) {
+    for (const SpanLayout& span : unit.spans) {
         Communicator* const copies = last ? replicas(span) : nullptr;
         if (copies) sum_gradients(*copies, kept + span.kept_offset, static_cast<std::size_t>(span.kept), traffic());
     }

@@ -89,16 +89,20 @@ public:
 private:
     bool shards(StateKind state) const { return is_sharded(state, storage_.place().zero_stage); }
     cudaStream_t traffic() const { return stream_.get(); }
-    const std::vector<SpanPlace>& spans(int slot) const {
+    const std::vector<SpanLayout>& spans(int slot) const {
         return storage_.units()[static_cast<std::size_t>(slot)].spans;
     }
-    Communicator* group(const SpanPlace& span) const { return span.is_dealt() ? groups_.holders : groups_.zero; }
-    Communicator* replicas(const SpanPlace& span) const { return span.is_dealt() ? nullptr : groups_.replicas; }
-    int owner(const TensorPlace& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
+    Communicator* group(const SpanLayout& span) const {
+        return span.is_expert_parallel() ? groups_.holders : groups_.zero;
+    }
+    Communicator* replicas(const SpanLayout& span) const {
+        return span.is_expert_parallel() ? nullptr : groups_.replicas;
+    }
+    int owner(const TensorLayout& tensor) const { return storage_.table()[tensor.param].tensor.owner; }
     template <class PerTensor>
-    void for_tensors(const SpanPlace& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
-    void all_gather(floatX* out, const floatX* in, const TensorPlace& tensor, Communicator* group) const;
-    void reduce_scatter(TypedPointer out, TypedPointer in, const TensorPlace& tensor, Communicator* group) const;
+    void for_tensors(const SpanLayout& span, Communicator* group, PerTensor&& per_tensor) const;   // in one group call
+    void all_gather(floatX* out, const floatX* in, const TensorLayout& tensor, Communicator* group) const;
+    void reduce_scatter(TypedPointer out, TypedPointer in, const TensorLayout& tensor, Communicator* group) const;
     void compute_before_traffic();
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);

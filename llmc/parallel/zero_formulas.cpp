@@ -8,14 +8,14 @@ ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, doub
     const int stage = storage.place().zero_stage;
     double unsharded = 0, largest_shard = 0;
     int layers = 0;
-    for (const UnitPlace& unit : storage.units()) {
+    for (const UnitLayout& unit : storage.units()) {
         const double padded = static_cast<double>(unit.padded);
         largest_shard = std::max(largest_shard, static_cast<double>(unit.kept));
         if (!storage.table().is_layer(unit.unit) || ++layers <= zero_layer_sets) unsharded += padded;
     }
     auto kept = [&](StateKind state) {
         double sum = 0;
-        for (const UnitPlace& unit : storage.units()) sum += static_cast<double>(storage.unit_elements(unit, state));
+        for (const UnitLayout& unit : storage.units()) sum += static_cast<double>(storage.unit_elements(unit, state));
         return sum;
     };
     ZeroMemory memory;
@@ -35,13 +35,13 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
     const int stage = storage.place().zero_stage;
     const double m = micro_batches;
     ZeroTraffic traffic;
-    auto add_span = [&](const UnitPlace& unit, const SpanPlace& span) {
+    auto add_span = [&](const UnitLayout& unit, const SpanLayout& span) {
         const int ranks = group_size(mesh, span.zero), rank = group_rank(mesh, storage.place().at, span.zero);
         const double f = static_cast<double>(ranks - 1) / ranks;
-        const double copies = span.is_dealt() ? 1 : group_size(mesh, replica_axes);
+        const double copies = span.is_expert_parallel() ? 1 : group_size(mesh, replica_axes);
         double padded = static_cast<double>(span.padded);
         for (int i : span.tensors) {
-            const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+            const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
             const int owner = storage.table()[tensor.param].tensor.owner;
             if (owner < 0 || stage != 1) continue;
             const double whole = static_cast<double>(tensor.padded);
@@ -62,8 +62,8 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
         traffic.gather += f * padded * parameter_bytes * gathers;
         traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(span.kept) * gradient_bytes;
     };
-    for (const UnitPlace& unit : storage.units()) {
-        for (const SpanPlace& span : unit.spans) add_span(unit, span);
+    for (const UnitLayout& unit : storage.units()) {
+        for (const SpanLayout& span : unit.spans) add_span(unit, span);
     }
     return traffic;
 }

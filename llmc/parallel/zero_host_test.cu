@@ -3,7 +3,7 @@
 
 #include "llmc/cuda_on_cpu/queue/queue.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 
@@ -14,7 +14,7 @@ struct Rank {
     explicit Rank(TestRank& its_test, int zero_stage, int layer_sets = zero_layer_sets)
         : test(its_test),
           storage(ParamTable(custom_model_config(4, 2, 32, 16, 100)),
-                  ShardPlace{test.world.mesh(), test.world.at(), zero_stage}, {{{0, 4}}, true, true}),
+                  RankLayout{test.world.mesh(), test.world.at(), zero_stage}, {{{0, 4}}, true, true}),
           states{kept<floatX>(StateKind::parameters), unsharded<floatX>(StateKind::parameters, layer_sets),
                  kept<float>(StateKind::gradients), unsharded<float>(StateKind::gradients, layer_sets)},
           zero(std::make_unique<Zero>(storage, states, ZeroGroups{&test.all}, test.arena, test.stream)) {

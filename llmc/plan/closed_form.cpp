@@ -334,7 +334,7 @@ private:
         const int times = o_.zero >= 2 ? m : 1, fetches = o_.zero == 3 ? 2 * m : 1,
                   units = static_cast<int>(own.units().size());
         double kept = 0, largest = 0, first = 0;   // elements of all units, the largest layer, the lowest unit
-        for (const UnitPlace& unit : own.units()) {
+        for (const UnitLayout& unit : own.units()) {
             const auto elements = static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
             kept += elements;
             if (first == 0) first = elements;
@@ -373,7 +373,7 @@ private:
     double optimizer_seconds() const {
         const ParamStorage own = storage();
         double owned = 0;
-        for (const UnitPlace& unit : own.units()) {
+        for (const UnitLayout& unit : own.units()) {
             owned += static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
         }
         const double gradient = o_.grad_dtype == DType::bf16 ? 2 : 4,

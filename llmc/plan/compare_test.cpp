@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/plan/search.h"
 
 TEST_CASE("plan: --compare takes the medians of a run's steps but the first") {

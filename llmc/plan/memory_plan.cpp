@@ -125,7 +125,7 @@ Recompute recompute_that_fits(const Options& options, const ModelConfig& config,
     std::size_t free_bytes = 0, all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     OwnedStream stream;
-    struct Memory {   // of a rank or of a device, in bytes
+    struct Memory {   // bytes of a rank or of a device
         double all = 0, taken[std::size(kLevels)] = {};
     };
     Memory own{.all = static_cast<double>(all_bytes)};

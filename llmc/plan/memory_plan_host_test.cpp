@@ -2,7 +2,7 @@
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/run_parts.h"
 

@@ -12,7 +12,7 @@
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/step_time.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/run_parts.h"
 

@@ -7,7 +7,7 @@
 
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/process/nccl_version.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

@@ -22,18 +22,17 @@ AskedFor asked_for_from(const std::string& line) {
 
 }   // namespace
 
-std::string to_text(const Place& place) {
-    return text(place.progress, " ", static_cast<char>(place.activity), " ", to_text(place.asked_for), " ",
-                place.words);
+std::string to_text(const RankProgress& rank) {
+    return text(rank.progress, " ", static_cast<char>(rank.activity), " ", to_text(rank.asked_for), " ", rank.words);
 }
 
-std::optional<Place> place_from(const std::string& line) {
+std::optional<RankProgress> progress_from(const std::string& line) {
     std::istringstream told(line);
-    Place place;
+    RankProgress rank;
     char activity = 0;
     std::string groups;
-    if (!(told >> place.progress >> activity >> groups) || !std::getline(told >> std::ws, place.words)) return {};
-    place.activity = static_cast<Activity>(activity);
-    place.asked_for = asked_for_from(groups);
-    return place;
+    if (!(told >> rank.progress >> activity >> groups) || !std::getline(told >> std::ws, rank.words)) return {};
+    rank.activity = static_cast<Activity>(activity);
+    rank.asked_for = asked_for_from(groups);
+    return rank;
 }

@@ -18,7 +18,7 @@ enum class Activity : char {
 using AskedFor = std::map<std::uint64_t, std::uint64_t>;
 
 // How far a rank is.
-struct Place {
+struct RankProgress {
     std::uint64_t progress = 0;   // grows with everything it does
     Activity activity = Activity::local;
     AskedFor asked_for = {};
@@ -26,5 +26,5 @@ struct Place {
 };
 
 // Write and read a heartbeat: "<progress> <activity> <operations of groups> <words>"; nullopt where the line is none.
-std::string to_text(const Place& place);
-std::optional<Place> place_from(const std::string& line);
+std::string to_text(const RankProgress& rank);
+std::optional<RankProgress> progress_from(const std::string& line);

@@ -74,7 +74,7 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
     Measurement measurement(world, arena, stream);
     struct Measured {
         int rank, peer;
-        Axis axis;   // of a group
+        Axis axis;   // the group varies along it
         double seconds, bytes_per_second;
     };
     std::vector<Measured> own;

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 TEST_CASE("link speed: every pair of ranks meets once, and both know it") {
     for (int ranks = 2; ranks <= 17; ranks++) {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <thread>
 
-#include "llmc/process/free_port_test.h"
+#include "llmc/process/free_port_testing.h"
 
 namespace {
 

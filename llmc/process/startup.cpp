@@ -121,10 +121,10 @@ double await_name(const HostPort& at, const Joining& own, const StartupOptions& 
 
 // Counts what the launcher did not say: local ranks are the ranks on the same host, in order. The launcher does not
 // speak of this process where flags give it another rank (several processes started by hand within one task).
-ProcessPlace find_place(Rendezvous& rendezvous, const LaunchEnvironment& environment, int gpus_per_node) {
+ProcessInfo find_place(Rendezvous& rendezvous, const LaunchEnvironment& environment, int gpus_per_node) {
     const bool is_of_launcher = rendezvous.rank() == environment.rank && rendezvous.ranks() == environment.ranks;
-    ProcessPlace place{rendezvous.rank(), rendezvous.ranks(), is_of_launcher ? environment.local_rank : -1,
-                       is_of_launcher ? environment.local_ranks : -1, own_host_name()};
+    ProcessInfo place{rendezvous.rank(), rendezvous.ranks(), is_of_launcher ? environment.local_rank : -1,
+                      is_of_launcher ? environment.local_ranks : -1, own_host_name()};
     const std::string own = own_host_identity();
     const std::vector<std::string> hosts = rendezvous.all_gather(own);
     if (gpus_per_node > 0) {

@@ -37,7 +37,7 @@ struct StartupOptions {
 
 inline constexpr int kDefaultPort = 29500;   // used by --init tcp where the address has none
 
-struct ProcessPlace {
+struct ProcessInfo {
     int rank = 0, ranks = 1;
     int local_rank = 0, local_ranks = 1;   // among the processes on this machine
     std::string host;                      // its name, for messages
@@ -66,7 +66,7 @@ private:
 
 struct Startup {
     std::unique_ptr<Rendezvous> rendezvous;
-    ProcessPlace place;
+    ProcessInfo place;
 };
 
 // Returns a text that all ranks of this run know, and others do not; empty: the environment has none.

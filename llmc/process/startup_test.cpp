@@ -14,9 +14,9 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/address.h"
-#include "llmc/process/free_port_test.h"
+#include "llmc/process/free_port_testing.h"
 #include "llmc/process/sockets.h"
 
 namespace {
@@ -80,7 +80,7 @@ StartupOptions options_of(InitMethod method, int rank, int ranks) {
 
 // Starts the given ranks as threads. What each found out, or the error's code and message.
 struct Outcome {
-    ProcessPlace place;
+    ProcessInfo place;
     std::vector<std::string> heard;
     int exit_code = 0;
     std::string error;

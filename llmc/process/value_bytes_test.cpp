@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "llmc/base/error.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

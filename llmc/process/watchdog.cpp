@@ -25,7 +25,7 @@ bool is_under_way(Activity activity) { return activity == Activity::waits || act
 struct Peer {
     Socket socket;
     std::string host;
-    Place at = {};
+    RankProgress at = {};
     double heard = 0;    // when its last message came (Impl::clock)
     double quiet = 0;    // seconds of turns that had nothing of it to read, since an error is suspected
     bool gone = false;   // it said goodbye
@@ -53,7 +53,7 @@ constexpr const char* kHint = "Start again with --resume to go on from the last 
 }   // namespace
 
 struct Watchdog::Impl {
-    Impl(Rendezvous& rendezvous, const ProcessPlace& own_place, const WatchdogOptions& chosen)
+    Impl(Rendezvous& rendezvous, const ProcessInfo& own_place, const WatchdogOptions& chosen)
         : place(own_place), options(chosen) {
         if (place.ranks > 1) connect(rendezvous);
     }
@@ -191,7 +191,7 @@ struct Watchdog::Impl {
         const std::string rest = message->substr(1);
         switch ((*message)[0]) {
             case beat: {
-                const std::optional<Place> place_now = place_from(rest);
+                const std::optional<RankProgress> place_now = progress_from(rest);
                 if (!place_now) break;
                 if (place_now->progress != peer.at.progress) last_advance = peer.heard;
                 peer.at = *place_now;
@@ -243,7 +243,7 @@ struct Watchdog::Impl {
         for (std::size_t r = 1; r < peers.size(); r++) {
             if (is_connected(peers[r])) ranks.push_back(static_cast<int>(r));
         }
-        auto activity = [this](int rank) { return place_of(rank).activity; };
+        auto activity = [this](int rank) { return progress_of(rank).activity; };
         const bool some_wait = std::ranges::any_of(ranks, is_under_way, activity);
         const bool all_wait = std::ranges::all_of(ranks, is_under_way, activity);
         if (own.progress != seen_own_progress || !some_wait ||
@@ -257,7 +257,7 @@ struct Watchdog::Impl {
                  all_wait ? "all wait, the others for: " : "the others wait for: ", stalled_ranks(ranks, all_wait)));
     }
 
-    const Place& place_of(int rank) const {
+    const RankProgress& progress_of(int rank) const {
         return rank == place.rank ? own : peers[static_cast<std::size_t>(rank)].at;
     }
 
@@ -268,14 +268,14 @@ struct Watchdog::Impl {
         std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> ends;   // the least and the most of a group
         bool all_hosts_wait = true;
         for (int rank : ranks) {
-            all_hosts_wait &= place_of(rank).activity == Activity::waits;
-            for (const auto& [group, count] : place_of(rank).asked_for) {
+            all_hosts_wait &= progress_of(rank).activity == Activity::waits;
+            for (const auto& [group, count] : progress_of(rank).asked_for) {
                 auto& [least, most] = ends.try_emplace(group, count, count).first->second;
                 least = std::min(least, count);
                 most = std::max(most, count);
             }
         }
-        auto is_to_blame = [&](const Place& at, int strictness) {
+        auto is_to_blame = [&](const RankProgress& at, int strictness) {
             if (!all_wait) return !is_under_way(at.activity);
             if (!all_hosts_wait && at.activity == Activity::waits) return false;
             bool is_waited_for = strictness == 0, waits = false;
@@ -288,9 +288,9 @@ struct Watchdog::Impl {
         std::string found;
         for (int strictness = 2; found.empty() && strictness >= 0; strictness--) {
             for (int rank : ranks) {
-                if (!is_to_blame(place_of(rank), strictness)) continue;
+                if (!is_to_blame(progress_of(rank), strictness)) continue;
                 found += text(found.empty() ? "" : "; ", name_of(rank), " has not advanced, last heard at ",
-                              place_of(rank).words);
+                              progress_of(rank).words);
             }
         }
         return found;
@@ -422,7 +422,7 @@ struct Watchdog::Impl {
         }
     }
 
-    ProcessPlace place;
+    ProcessInfo place;
     WatchdogOptions options;
     const std::atomic<bool>* host_is_waiting = &host_waits;   // flag of the thread that makes the watchdog and trains
     std::vector<Peer> peers;                                  // by rank on rank 0; elsewhere only [0], which is rank 0
@@ -438,14 +438,14 @@ struct Watchdog::Impl {
     std::string reason, suspected;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
     // used by the watchdog's thread only
-    Place own;
+    RankProgress own;
     std::uint64_t seen_own_progress = 0;
     double clock = 0, listened_at = 0, last_turn = 0;   // seconds; see advance_clock
     double last_advance = 0, failing_since = 0;
     CollectiveOrder order;   // on rank 0
 };
 
-Watchdog::Watchdog(Rendezvous& rendezvous, const ProcessPlace& place, const WatchdogOptions& options)
+Watchdog::Watchdog(Rendezvous& rendezvous, const ProcessInfo& place, const WatchdogOptions& options)
     : impl_(std::make_shared<Impl>(rendezvous, place, options)) {
     if (place.ranks > 1) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }

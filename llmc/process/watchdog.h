@@ -41,7 +41,7 @@ class Watchdog {
 public:
     // Connects to rank 0 (collective over the rendezvous). With one rank nothing is started.
     // Error(no_device) naming the ranks that do not come.
-    Watchdog(Rendezvous& rendezvous, const ProcessPlace& place, const WatchdogOptions& options);
+    Watchdog(Rendezvous& rendezvous, const ProcessInfo& place, const WatchdogOptions& options);
     // The orderly end: the others do not take it for a loss. Rank 0 waits for theirs.
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;

@@ -7,9 +7,9 @@
 #include <optional>
 #include <thread>
 
-#include "llmc/process/free_port_test.h"
+#include "llmc/process/free_port_testing.h"
 #include "llmc/process/joining.h"
-#include "llmc/process/watchdog_ends_test.h"
+#include "llmc/process/watchdog_ends_testing.h"
 
 namespace {
 

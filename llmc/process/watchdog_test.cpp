@@ -12,11 +12,11 @@
 #include <thread>
 
 #include "llmc/base/stream.h"
-#include "llmc/io/temporary_folder_test.h"
-#include "llmc/process/free_port_test.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/process/free_port_testing.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/process/sockets.h"
-#include "llmc/process/watchdog_ends_test.h"
+#include "llmc/process/watchdog_ends_testing.h"
 
 namespace {
 

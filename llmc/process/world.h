@@ -50,7 +50,7 @@ public:
     int rank() const { return place_.rank; }
     int ranks() const { return place_.ranks; }
     bool is_first() const { return place_.rank == 0; }   // the rank that logs and writes files
-    const ProcessPlace& place() const { return place_; }
+    const ProcessInfo& place() const { return place_; }
     const MeshShape& mesh() const { return mesh_; }
     const MeshCoordinates& at() const { return at_; }
 
@@ -111,7 +111,7 @@ private:
     void add_observers(Communicator& communicator, const std::vector<int>& members);
     void for_communicators(const std::function<void(Communicator&)>& what);
 
-    ProcessPlace place_;
+    ProcessInfo place_;
     MeshShape mesh_;
     MeshCoordinates at_;
     int comm_sms_ = 0;

@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
-#include "llmc/io/faulty_files_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/faulty_files_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/report/plot.h"
 #include "llmc/report/report_writer.h"
 #include "llmc/report/run_log.h"
@@ -22,7 +22,8 @@ std::string metrics_of(int steps) {
     std::string lines;
     for (int i = 1; i <= steps; i++) {
         lines += text("{\"step\":", i, ",\"loss\":", loss_at(i), ",\"grad_norm\":", i == 3 ? "null" : text(1.0 / i),
-                      ",\"lr\":0.001,\"tokens_per_s\":", 1000 + i, ",\"step_ms\":2000,\"exposed_ms\":{\"dp\":3,\"tp\":0.5}}\n");
+                      ",\"lr\":0.001,\"tokens_per_s\":", 1000 + i,
+                      ",\"step_ms\":2000,\"exposed_ms\":{\"dp\":3,\"tp\":0.5}}\n");
         if (i % 10 == 0) {
             lines += text("{\"step\":", i, ",\"val_loss\":", loss_at(i) + 0.1,
                           ",\"val_loss_of\":{\"a\":1,\"b\":2.5}}\n{\"step\":", i, ",\"hellaswag\":0.25}\n");

@@ -2,7 +2,7 @@
 // measured. What is recorded is forward and backward of a small model; every cost is scaled to the modelled sizes.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/context/context_parallel.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 #if defined(PRECISION_BF16)   // keys and values travel in bf16
 
@@ -24,7 +24,7 @@ using MakeCutPoints = decltype(Layout::cut_points);
 class Impatient : public ContextParallel {
 public:
     using ContextParallel::ContextParallel;
-    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+    floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
         queue.collective_started();
         return din;
     }

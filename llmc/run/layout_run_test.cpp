@@ -12,20 +12,20 @@
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/forwarding_files_test.h"
-#include "llmc/model/download_test.h"
-#include "llmc/model/reference_gpt_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/forwarding_files_testing.h"
+#include "llmc/model/download_testing.h"
+#include "llmc/model/reference_gpt_testing.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/mesh_cut_points.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
-#include "llmc/run/save_training_state_test.h"
+#include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/trainer.h"
-#include "llmc/run/without_times_test.h"
+#include "llmc/run/without_times_testing.h"
 
 namespace {
 
@@ -140,7 +140,7 @@ struct RankOfRun {
     Stage model;
     std::optional<Step> step;
 
-    RankOfRun(const Options& given, World* its_world, const ShardPlace& place, Arena& its_arena, cudaStream_t stream)
+    RankOfRun(const Options& given, World* its_world, const RankLayout& place, Arena& its_arena, cudaStream_t stream)
         : options(given),
           world(its_world),
           groups(groups_of(its_world, given)),
@@ -195,7 +195,7 @@ private:
         return training_groups(*world, options.pp_chunks > 1);
     }
     static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
-    static StageOptions stage_options(const Options& o, const ShardPlace& place, CutPoints* cut_points = nullptr,
+    static StageOptions stage_options(const Options& o, const RankLayout& place, CutPoints* cut_points = nullptr,
                                       ExpertRanks* expert_ranks = nullptr) {
         StageOptions result;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
@@ -214,20 +214,20 @@ private:
 };
 
 // `work` on every rank of a layout; alone, without communicators, for dp 0. All files are written when this returns.
-// False where it was passed over (on_ranks_test.h).
+// False where it was passed over (on_ranks_testing.h).
 bool on_layout(const Layout& layout, const Options& options, const std::function<void(RankOfRun&)>& work) {
     if (layout.dp == 0) {
         in_first_process([&] {
             Arena arena;
             OwnedStream stream;
-            RankOfRun alone(options, nullptr, ShardPlace{}, arena, stream.get());
+            RankOfRun alone(options, nullptr, RankLayout{}, arena, stream.get());
             work(alone);
         });
         return true;
     }
     INFO(layout.name());
     const bool ran = on_ranks(layout.mesh(), [&](TestRank& me) {
-        const ShardPlace here{me.world.mesh(), me.world.at(), layout.zero, layout.optimizer == OptimizerKind::muon};
+        const RankLayout here{me.world.mesh(), me.world.at(), layout.zero, layout.optimizer == OptimizerKind::muon};
         RankOfRun rank(options, &me.world, here, me.arena, me.stream);
         work(rank);
     });
@@ -535,7 +535,7 @@ TEST_CASE("layouts: every evaluation is that of a double-precision model, on inv
     {   // in every process, which all need what is expected
         Arena arena;
         OwnedStream stream;
-        RankOfRun alone(options_of({}, ""), nullptr, ShardPlace{}, arena, stream.get());
+        RankOfRun alone(options_of({}, ""), nullptr, RankLayout{}, arena, stream.get());
         invented = invented_by(reference_of(alone));
         for (const Invented& set : invented) CHECK((set.expected.right > 0 && set.expected.right < 11));
         compare(alone);

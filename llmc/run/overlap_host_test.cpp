@@ -3,11 +3,11 @@
 // speeds. What is recorded is the training loop itself, so that what it asks for between passes counts.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/temporary_folder_test.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
-#include "llmc/run/telling_files_test.h"
+#include "llmc/run/telling_files_testing.h"
 #include "llmc/run/trainer.h"
 
 namespace {
@@ -98,7 +98,7 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw, std::vector<Matmu
 bool is_of_layer(const std::string& name) {
     static const std::int64_t padded = [] {
         const ParamTable table(custom_model_config(layers, 2, 64, T, 97));
-        return ParamStorage(table, ShardPlace{{1, ranks, 1, 1}, {}, 0}, StageUnits{{{0, layers}}, true, true})
+        return ParamStorage(table, RankLayout{{1, ranks, 1, 1}, {}, 0}, StageUnits{{{0, layers}}, true, true})
             .units()[1]
             .padded;
     }();

@@ -4,7 +4,7 @@
 // of traffic with rows x channels, so costs are scaled to its channels. Kernels that only move memory cost nothing.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/tensor_parallel.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/step.h"
 
 namespace {
@@ -29,14 +29,14 @@ class Flawed : public TensorParallel {
 public:
     Flawed(Flaw flaw, Communicator& group, int chunks, Arena& arena)
         : TensorParallel(group, chunks, arena), flaw_(flaw) {}
-    void will_enter_columns(const floatX* in, cudaStream_t stream) override {
-        TensorParallel::will_enter_columns(in, stream);
+    void will_gather_to_tp(const floatX* in, cudaStream_t stream) override {
+        TensorParallel::will_gather_to_tp(in, stream);
         if (flaw_ == Flaw::stray_wait) CUDA_CHECK(cudaDeviceSynchronize());
     }
-    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override {
-        if (flaw_ != Flaw::no_queue) return TensorParallel::enter_columns_backward(din, queue, stream);
+    floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t stream) override {
+        if (flaw_ != Flaw::no_queue) return TensorParallel::gather_to_tp_backward(din, queue, stream);
         WeightGradientQueue none;
-        floatX* const result = TensorParallel::enter_columns_backward(din, none, stream);
+        floatX* const result = TensorParallel::gather_to_tp_backward(din, none, stream);
         queue.drain();
         return result;
     }

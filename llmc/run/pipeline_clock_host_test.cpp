@@ -5,7 +5,7 @@
 #include <set>
 
 #include "llmc/cuda_on_cpu/clock/record.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
 
@@ -57,7 +57,7 @@ std::vector<host::Recording> record_step(const Layout& layout, Flaw flaw = Flaw:
 struct Measured {
     PipelineCosts costs;
     std::set<std::string> operations;
-    double border_bytes = 0;
+    double boundary_bytes = 0;
 };
 
 Measured measure(const Layout& layout) {
@@ -72,8 +72,10 @@ Measured measure(const Layout& layout) {
         BatchBuffer batch(arena, stage.sizes().B, stage.sizes().T, stage.sizes().V);
         const std::vector<int> tokens(static_cast<std::size_t>(stage.tokens()), 5);
         batch.upload(tokens, tokens, stream.get());
-        result.border_bytes = static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.micro_batches().boundary_elements());
-        const std::size_t boundary = sizeof(floatX) * static_cast<std::size_t>(stage.micro_batches().boundary_elements());
+        result.boundary_bytes =
+            static_cast<double>(sizeof(floatX)) * static_cast<double>(stage.micro_batches().boundary_elements());
+        const std::size_t boundary =
+            sizeof(floatX) * static_cast<std::size_t>(stage.micro_batches().boundary_elements());
         auto zero = [&](const BoundaryTensor& memory) {
             CUDA_CHECK(cudaMemsetAsync(memory.data, 0, boundary, stream.get()));
         };
@@ -119,7 +121,7 @@ Times on_the_clock(const Layout& layout, const std::vector<double>& slowness, do
     }
     measured.costs.transfer = link * measured.costs.pieces[0].forward;
     host::CostModel machine;
-    machine.seconds_per_exchanged_byte = measured.costs.transfer / measured.border_bytes;
+    machine.seconds_per_exchanged_byte = measured.costs.transfer / measured.boundary_bytes;
     machine.compute_seconds = [&](const host::RecordedStep& step) {
         if (!measured.operations.contains(step.name)) return 0.0;
         for (std::size_t rank = 0; rank < recordings.size(); rank++) {   // whose it is

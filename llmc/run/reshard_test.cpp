@@ -17,14 +17,14 @@
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
-#include "llmc/io/faulty_files_test.h"
-#include "llmc/io/forwarding_files_test.h"
-#include "llmc/io/throttled_files_test.h"
-#include "llmc/mesh/element_home_test.h"
+#include "llmc/io/faulty_files_testing.h"
+#include "llmc/io/forwarding_files_testing.h"
+#include "llmc/io/throttled_files_testing.h"
+#include "llmc/mesh/element_home_testing.h"
 #include "llmc/model/families/weight_source.h"
-#include "llmc/model/field_values_test.h"
-#include "llmc/process/on_ranks_test.h"
-#include "llmc/run/save_training_state_test.h"
+#include "llmc/model/field_values_testing.h"
+#include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/training_state.h"
 
@@ -140,7 +140,7 @@ public:
     // Every element as it should be, found one by one (home_of), padding zero.
     void fill() const {
         for_states([&](const auto& state, Kind kind) {
-            for (const TensorPlace& place : state.storage().tensors()) {
+            for (const TensorLayout& place : state.storage().tensors()) {
                 const auto values = expected(state, kind, place);
                 state.unit(place.slot).upload(values, stream_, offset(state, place));
             }
@@ -158,7 +158,7 @@ public:
     std::string difference() const {
         std::string where;
         for_states([&](const auto& state, Kind kind) {
-            for (const TensorPlace& place : state.storage().tensors()) {
+            for (const TensorLayout& place : state.storage().tensors()) {
                 const auto right = expected(state, kind, place);
                 const auto found = state.unit(place.slot).download(stream_, offset(state, place), right.size());
                 if (where.empty() && std::memcmp(found.data(), right.data(), right.size() * sizeof right[0]) != 0) {
@@ -173,7 +173,7 @@ public:
     // Bytes of the files that this rank needs.
     std::uint64_t needed_bytes() const {
         std::uint64_t bytes = 0;
-        for (const TensorPlace& place : storage_.tensors()) {
+        for (const TensorLayout& place : storage_.tensors()) {
             for (const OwnedRange& range : storage_.exported_ranges(place, StateKind::parameters)) {
                 bytes +=
                     static_cast<std::uint64_t>(range.length) * (states_[0].is_weights ? sizeof(float) : sizeof(floatX));
@@ -187,7 +187,7 @@ public:
     }
     std::int64_t largest_tensor_bytes() const {
         std::int64_t most = 0;
-        for (const TensorPlace& place : storage_.tensors()) {
+        for (const TensorLayout& place : storage_.tensors()) {
             most = std::max(most, table_[place.param].tensor.elements() * static_cast<std::int64_t>(sizeof(float)));
         }
         return most;
@@ -205,13 +205,13 @@ private:
         }
     }
     template <class T>
-    std::size_t offset(const ModelState<T>& state, const TensorPlace& place) const {
+    std::size_t offset(const ModelState<T>& state, const TensorLayout& place) const {
         return static_cast<std::size_t>(state.storage().tensor_offset(place, state.state()));
     }
     template <class T>
-    std::vector<T> expected(const ModelState<T>& state, Kind kind, const TensorPlace& place) const {
+    std::vector<T> expected(const ModelState<T>& state, Kind kind, const TensorLayout& place) const {
         const ParamInfo& info = table_[place.param];
-        const ShardPlace& here = storage_.place();
+        const RankLayout& here = storage_.place();
         std::vector<T> values(static_cast<std::size_t>(storage_.padded_elements(place, state.state())),
                               static_cast<T>(0.0f));
         for (const auto& [element, local] : homes(place, state.state(), here)) {
@@ -221,7 +221,7 @@ private:
     }
     // Elements of the tensor that are kept here, and where; looked up once.
     using Homes = std::vector<std::pair<std::int64_t, std::int64_t>>;
-    const Homes& homes(const TensorPlace& place, StateKind state, const ShardPlace& here) const {
+    const Homes& homes(const TensorLayout& place, StateKind state, const RankLayout& here) const {
         const auto [found, is_new] = homes_.try_emplace({place.param, is_sharded(state, here.zero_stage)});
         if (!is_new) return found->second;
         const TensorSpec& tensor = storage_.table()[place.param].tensor;

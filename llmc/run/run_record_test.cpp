@@ -5,8 +5,8 @@
 #include "llmc/base/error.h"
 #include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -150,7 +150,8 @@ std::vector<std::string> doubts(const Options& options, const ModelConfig& model
     }
     const char* checks = std::getenv("TRAIN_GPT_CHECKS");
     if (checks && *checks && std::string(checks) != "none") {
-        doubts.push_back(text("TRAIN_GPT_CHECKS=", checks, ": without a GPU, what kernels do is checked: for tests, slow, and "
+        doubts.push_back(text("TRAIN_GPT_CHECKS=", checks,
+                              ": without a GPU, what kernels do is checked: for tests, slow, and "
                               "sums may round as on a GPU"));
     }
     return doubts;

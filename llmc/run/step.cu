@@ -40,7 +40,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       partial_(stage, groups, arena),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
-    const ShardPlace& place = stage.storage().place();
+    const RankLayout& place = stage.storage().place();
     ENSURE(groups.all != nullptr || place.mesh.size() == 1, "a mesh of ", place.mesh.size(),
            " ranks without a communicator of all");
     ENSURE(place.mesh.pp == 1 || groups.links.input != nullptr || groups.links.output != nullptr, "pipeline stage ",
@@ -103,7 +103,7 @@ void Step::exchange_tied_gradients() {
     Communicator* const ends = groups_.links.tied;
     const ParamStorage& storage = stage_.storage();
     if (ends == nullptr) return;
-    for (const TensorPlace& tensor : storage.tensors()) {
+    for (const TensorLayout& tensor : storage.tensors()) {
         if (!storage.table()[tensor.param].tensor.tied) continue;
         const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
         sum_gradients(*ends, stage_.gradients().kept().owned(tensor.param), count, stage_.stream());

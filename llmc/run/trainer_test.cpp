@@ -15,16 +15,16 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/stream.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/forwarding_files_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/forwarding_files_testing.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/io/temporary_folder_test.h"
-#include "llmc/io/throttled_files_test.h"
-#include "llmc/model/download_test.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/io/throttled_files_testing.h"
+#include "llmc/model/download_testing.h"
 #include "llmc/run/choices/matmul_choices.h"
-#include "llmc/run/save_training_state_test.h"
+#include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
-#include "llmc/run/telling_files_test.h"
+#include "llmc/run/telling_files_testing.h"
 #include "llmc/run/trainer.h"
 
 // Defined by the stand-in, null on a GPU: there the words of algorithms are the library's secret, and an allocation

@@ -6,7 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 #include "llmc/io/file.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

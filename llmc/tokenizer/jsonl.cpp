@@ -212,7 +212,7 @@ void SkippedLines::add(const SkippedLines& later) {
 }
 
 std::optional<std::string_view> json_text(std::string_view line, const std::string& name, std::string& value,
-                                          const JsonPlace& place, SkippedLines* skipped) {
+                                          const JsonLocation& place, SkippedLines* skipped) {
     const JsonField field = find_json_string(line, name, value);
     if (field.found && field.error == nullptr) return value;
     const std::size_t at = field.error == nullptr ? 0 : field.error_at;

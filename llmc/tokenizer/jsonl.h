@@ -36,7 +36,7 @@ private:
 };
 
 // Place where an object begins, for messages.
-struct JsonPlace {
+struct JsonLocation {
     const std::string& file;
     std::uint64_t line = 0, offset = 0;   // counted from 1, and in bytes
 };
@@ -52,4 +52,4 @@ struct SkippedLines {
 // Finds the string field `name` of an object that begins at `place` of a file, as find_json_string does.
 // Error(bad_data) where there is none; with `skipped` it is counted there instead, and nothing returned.
 std::optional<std::string_view> json_text(std::string_view line, const std::string& name, std::string& value,
-                                          const JsonPlace& place, SkippedLines* skipped);
+                                          const JsonLocation& place, SkippedLines* skipped);

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/split/unicode.h"
 

@@ -4,7 +4,7 @@
 #include "dev/bench/algorithms/algorithms.h"
 #include "llmc/base/log.h"
 #include "llmc/cuda_on_cpu/clock/record.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

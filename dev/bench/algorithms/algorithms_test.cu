@@ -2,7 +2,7 @@
 #include "dev/bench/algorithms/algorithms.h"
 
 #include "llmc/base/rng.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"
-#include "llmc/io/forwarding_files_test.h"
+#include "llmc/io/forwarding_files_testing.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
 #include "llmc/tokenizer/files/files.h"

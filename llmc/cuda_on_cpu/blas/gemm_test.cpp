@@ -59,16 +59,29 @@ double error_of(const Case& c) {
     TestMatrix a(c.a_transposed ? c.K : c.M, c.a_transposed ? c.M : c.K, c.gap, c.input_bf16, 1);
     TestMatrix b(c.b_transposed ? c.N : c.K, c.b_transposed ? c.K : c.N, c.gap, c.input_bf16, 2);
     TestMatrix d(c.M, c.N, c.gap, c.output_bf16, 3), bias(1, c.N, 0, c.output_bf16, 4),
-        aux(c.M, c.N, 8, c.output_bf16, 5), another(c.M, c.N, c.gap, c.output_bf16, 6), sums(1, c.M, 0, c.output_bf16, 7);
+        aux(c.M, c.N, 8, c.output_bf16, 5), another(c.M, c.N, c.gap, c.output_bf16, 6),
+        sums(1, c.M, 0, c.output_bf16, 7);
     const TestMatrix d_before = d, aux_before = aux;
     const bool makes_sums = c.epilogue == host::GemmEpilogue::row_sums;
     TestMatrix& added = c.epilogue == host::GemmEpilogue::bias ? another : d;
-    host::Gemm g{c.M,           c.N,          c.K,
-                 a.data(),      a.stride,     c.a_transposed,
-                 b.data(),      b.stride,     c.b_transposed,
-                 c.input_bf16,  d.data(),     d.stride,
-                 c.output_bf16, c.accumulate ? added.data() : nullptr, c.epilogue,
-                 makes_sums ? sums.data() : bias.data(), aux.data(), aux.stride,
+    host::Gemm g{c.M,
+                 c.N,
+                 c.K,
+                 a.data(),
+                 a.stride,
+                 c.a_transposed,
+                 b.data(),
+                 b.stride,
+                 c.b_transposed,
+                 c.input_bf16,
+                 d.data(),
+                 d.stride,
+                 c.output_bf16,
+                 c.accumulate ? added.data() : nullptr,
+                 c.epilogue,
+                 makes_sums ? sums.data() : bias.data(),
+                 aux.data(),
+                 aux.stride,
                  c.bf16};
     host::gemm(g);
     double worst = 0, scale = std::sqrt(static_cast<double>(c.K));
@@ -101,9 +114,9 @@ void check_all(Case c) {
     for (int form = 0; form < 4; form++) {
         c.a_transposed = form & 1;
         c.b_transposed = form & 2;
-        for (host::GemmEpilogue epilogue : {host::GemmEpilogue::none, host::GemmEpilogue::bias,
-                                            host::GemmEpilogue::bias_gelu, host::GemmEpilogue::dgelu,
-                                            host::GemmEpilogue::row_sums}) {
+        for (host::GemmEpilogue epilogue :
+             {host::GemmEpilogue::none, host::GemmEpilogue::bias, host::GemmEpilogue::bias_gelu,
+              host::GemmEpilogue::dgelu, host::GemmEpilogue::row_sums}) {
             if (epilogue == host::GemmEpilogue::row_sums && !c.a_transposed) continue;
             c.epilogue = epilogue;
             c.accumulate = false;

@@ -261,12 +261,13 @@ std::uint64_t Block::barrier(unsigned id, unsigned expected, bool predicate, boo
         barrier.finish = finish;
         std::memset(barrier.waiting, 0, sizeof barrier.waiting);
     } else if (id == 0 && (!(barrier.site == site) || barrier.finish != finish)) {
-        fail(FaultKind::barrier, text("divergent barrier: this thread waits at ", site.file, ":", site.line, ", but thread ",
-                                      thread_name(barrier.first), " waits at ", barrier.site.file, ":", barrier.site.line));
+        fail(FaultKind::barrier,
+             text("divergent barrier: this thread waits at ", site.file, ":", site.line, ", but thread ",
+                  thread_name(barrier.first), " waits at ", barrier.site.file, ":", barrier.site.line));
     } else if (barrier.expected != expected) {
-        fail(FaultKind::barrier, text("barrier ", id, " at ", site.file, ":", site.line, " is for ", expected,
-                                      " threads here and for ", barrier.expected, " where thread ",
-                                      thread_name(barrier.first), " waits"));
+        fail(FaultKind::barrier,
+             text("barrier ", id, " at ", site.file, ":", site.line, " is for ", expected, " threads here and for ",
+                  barrier.expected, " where thread ", thread_name(barrier.first), " waits"));
     }
     barrier.votes += predicate;
     barrier.arrived++;
@@ -388,9 +389,11 @@ void Block::yield_poll() {
     if (plain_) leave_plain_loop();
     if (!spinning_) spinning_ = true, spinning_since_ = processor_seconds();
     if (spun_too_long()) {
-        std::string message = text("deadlock: spins on memory, and nothing else has happened in this block for ",
-                                   spin_limit(), " s (blocks start in the order of their numbers: one "
-                                   "can wait for an earlier one only)", describe_waits());
+        std::string message =
+            text("deadlock: spins on memory, and nothing else has happened in this block for ", spin_limit(),
+                 " s (blocks start in the order of their numbers: one "
+                 "can wait for an earlier one only)",
+                 describe_waits());
         fail(FaultKind::deadlock, std::move(message));
     }
     if (!let_others_run()) sched_yield();   // it may wait for another block, on another core

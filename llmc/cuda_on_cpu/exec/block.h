@@ -21,8 +21,8 @@
 #include <functional>
 #include <string>
 
-#include "llmc/cuda_on_cpu/exec/vector_types.h"
 #include "llmc/cuda_on_cpu/exec/fiber.h"
+#include "llmc/cuda_on_cpu/exec/vector_types.h"
 
 namespace host {
 
@@ -42,8 +42,7 @@ bool operator==(const Site& a, const Site& b);
 // For tests of which instructions a kernel needs: every thread calls it before each barrier of the block or instruction
 // of ptx/; the call is made only if it returns true. Empty: all calls are made. Several threads may call it at once.
 inline std::function<bool(const char* instruction, const Site& site)> call_watcher;
-#define UNLESS_LEFT_OUT \
-    if (!host::call_watcher || host::call_watcher(__func__, {site_file, site_line}))
+#define UNLESS_LEFT_OUT if (!host::call_watcher || host::call_watcher(__func__, {site_file, site_line}))
 
 // Function that the last arriving lane runs for all `participants` (a mask) of the collective.
 struct Warp;
@@ -52,29 +51,38 @@ using WarpFinish = void (*)(Warp& warp, std::uint32_t participants);
 using BlockFinish = std::uint64_t (*)(const Warp* warps, unsigned warp_count);
 
 struct Warp {
-    std::uint32_t ready;        // lanes that can run
-    std::uint32_t alive;        // lanes still in the kernel
-    std::uint32_t arrived;      // lanes waiting in a collective
-    bool apart;                 // the arrived lanes may be of several collectives
-    std::uint32_t converging;   // lanes waiting in __activemask
+    std::uint32_t ready;                 // lanes that can run
+    std::uint32_t alive;                 // lanes still in the kernel
+    std::uint32_t arrived;               // lanes waiting in a collective
+    bool apart;                          // the arrived lanes may be of several collectives
+    std::uint32_t converging;            // lanes waiting in __activemask
     std::uint32_t members[warp_lanes];   // mask that an arrived lane named
     WarpFinish finish[warp_lanes];
     Site site[warp_lanes];
     // Values that a lane brings and gets. A lane's slots are its own again when its collective returns.
     std::uint64_t in[warp_lanes];
     std::uint64_t out[warp_lanes];
-    std::uint8_t source[warp_lanes];     // shuffles: the lane to read from
+    std::uint8_t source[warp_lanes];   // shuffles: the lane to read from
 };
 
-enum class FaultKind { none, illegal_address, misaligned_address, stack_overflow, illegal_instruction, barrier, deadlock,
-                       warp, trap };
+enum class FaultKind {
+    none,
+    illegal_address,
+    misaligned_address,
+    stack_overflow,
+    illegal_instruction,
+    barrier,
+    deadlock,
+    warp,
+    trap
+};
 
 struct BlockFault {
     FaultKind kind = FaultKind::none;
-    unsigned thread = 0;              // linear index in the block
-    const void* address = nullptr;    // address of the access, if the kind has one
+    unsigned thread = 0;             // linear index in the block
+    const void* address = nullptr;   // address of the access, if the kind has one
     bool write = false;
-    std::string text;                 // description; complete for all kinds but those found by a signal
+    std::string text;   // description; complete for all kinds but those found by a signal
 };
 
 std::string trap_text(const char* file, int line);
@@ -118,7 +126,8 @@ public:
     std::uint64_t serial() const { return serial_; }   // differs for every block this thread runs
 
     // Waits until `expected` threads have arrived at barrier `id`; returns the number of true predicates among them.
-    std::uint64_t barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site, BlockFinish finish = nullptr);
+    std::uint64_t barrier(unsigned id, unsigned expected, bool predicate, bool wait, Site site,
+                          BlockFinish finish = nullptr);
 
     // Waits for all threads of the block, each with its own value in warp().in[lane()]; the last one runs `finish`, and
     // every thread gets its result. The block must consist of whole warps.
@@ -182,7 +191,8 @@ public:
     const FiberStacks& stacks() const { return stacks_; }
 
     static uint3 position(std::uint64_t number, dim3 dimensions) {
-        return {static_cast<unsigned>(number % dimensions.x), static_cast<unsigned>(number / dimensions.x % dimensions.y),
+        return {static_cast<unsigned>(number % dimensions.x),
+                static_cast<unsigned>(number / dimensions.x % dimensions.y),
                 static_cast<unsigned>(number / dimensions.x / dimensions.y)};
     }
     std::string thread_name(unsigned thread) const;
@@ -240,14 +250,14 @@ private:
 
     unsigned current_ = 0;
     unsigned threads_ = 0;
-    bool plain_ = true;      // no thread has waited yet: those before current_ are done, those after have not begun
-    bool one_row_ = true;    // blockDim.y and .z are 1
+    bool plain_ = true;     // no thread has waited yet: those before current_ are done, those after have not begun
+    bool one_row_ = true;   // blockDim.y and .z are 1
     unsigned alive_ = 0;
     unsigned failed_polls_ = 0;
-    unsigned poller_ = nobody;      // last polling thread, and its polls since others had a turn
+    unsigned poller_ = nobody;   // last polling thread, and its polls since others had a turn
     unsigned polls_ = 0;
-    bool spinning_ = false;         // threads have polled since spinning_since_, and nothing else has happened
-    double spinning_since_ = 0;     // in this thread's processor time
+    bool spinning_ = false;       // threads have polled since spinning_since_, and nothing else has happened
+    double spinning_since_ = 0;   // in this thread's processor time
     std::uint32_t warps_ready_ = 0;
     unsigned warp_count_ = 0;
     ThreadOrder order_ = ThreadOrder::ascending;
@@ -260,18 +270,18 @@ private:
     const char* slack_ = nullptr;
     unsigned slack_bytes_ = 0;
 
-    int first_stack_ = 0;                          // stack that the plain loop runs on
+    int first_stack_ = 0;   // stack that the plain loop runs on
     void* main_stack_pointer_ = nullptr;
-    void* stack_pointer_[most_block_threads];      // stack pointer of a suspended thread; null: not begun
+    void* stack_pointer_[most_block_threads];   // stack pointer of a suspended thread; null: not begun
     std::uint16_t stack_of_[most_block_threads];
     Warp warps_[most_block_warps];
     Barrier barriers_[barrier_count];
-    uint3 positions_[most_block_threads];          // threadIdx by linear index, for dimensions_
+    uint3 positions_[most_block_threads];   // threadIdx by linear index, for dimensions_
     LentStacks lent_stacks_{most_block_threads};
     FiberStacks& stacks_ = *lent_stacks_;
     StackBounds main_stack_;
-    void* discarded_ = nullptr;                    // context of an ending fiber
-    alignas(64) char landing_stack_[4096];         // stack of a signal handler's switch to main
+    void* discarded_ = nullptr;              // context of an ending fiber
+    alignas(64) char landing_stack_[4096];   // stack of a signal handler's switch to main
 #ifdef HOST_ADDRESS_SANITIZER
     void* fake_stack_[most_block_threads];
     void* main_fake_stack_ = nullptr;

@@ -11,11 +11,11 @@
 
 #include "llmc/base/error.h"
 #include "llmc/cuda_on_cpu/checks/checks.h"
-#include "llmc/cuda_on_cpu/exec/kernel_fault.h"
 #include "llmc/cuda_on_cpu/checks/missing_barriers.h"
+#include "llmc/cuda_on_cpu/exec/kernel_fault.h"
 #include "llmc/cuda_on_cpu/exec/symbols.h"
-#include "llmc/cuda_on_cpu/memory/memory.h"
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
+#include "llmc/cuda_on_cpu/memory/memory.h"
 
 namespace host {
 
@@ -92,7 +92,8 @@ std::string describe_access(const BlockFault& fault, const Grid& grid) {
     }
     std::string where = describe_address(fault.address);
     if (where.empty()) {
-        where = reinterpret_cast<std::uintptr_t>(fault.address) < page ? "a null pointer" : "memory that is not the device's";
+        where = reinterpret_cast<std::uintptr_t>(fault.address) < page ? "a null pointer"
+                                                                       : "memory that is not the device's";
     }
     return text("illegal ", access, hex(reinterpret_cast<std::uintptr_t>(fault.address)), ", ", where);
 }
@@ -157,14 +158,15 @@ private:
 
     void record(std::int64_t number, const Block& block) {
         const BlockFault& fault = block.fault();
-        std::string what = fault.kind == FaultKind::illegal_address && fault.text.empty() ? describe_access(fault, grid_)
-                                                                                         : fault.text;
+        std::string what =
+            fault.kind == FaultKind::illegal_address && fault.text.empty() ? describe_access(fault, grid_) : fault.text;
         std::lock_guard<std::mutex> lock(mutex_);
         faulted_ = true;
         if (fault_.error != cudaSuccess && faulting_block_ < number) return;
         faulting_block_ = number;
         fault_.error = error_of(fault.kind);
-        fault_.message = text(describe_launch(grid_), ", block ", coordinates(block_index_storage), ", thread ", block.thread_name(fault.thread), ": ", what);
+        fault_.message = text(describe_launch(grid_), ", block ", coordinates(block_index_storage), ", thread ",
+                              block.thread_name(fault.thread), ": ", what);
     }
 
     const Grid& grid_;

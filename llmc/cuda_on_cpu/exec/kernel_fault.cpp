@@ -7,9 +7,9 @@
 #include <mutex>
 
 #include "llmc/base/error.h"
+#include "llmc/cuda_on_cpu/checks/missing_barriers.h"
 #include "llmc/cuda_on_cpu/exec/block.h"
 #include "llmc/cuda_on_cpu/exec/kernel_fault.h"
-#include "llmc/cuda_on_cpu/checks/missing_barriers.h"
 #include "llmc/cuda_on_cpu/memory/fault.h"
 
 namespace host {
@@ -59,9 +59,9 @@ void Block::fail_mask(std::uint32_t mask) {
 void Block::fail_collective(unsigned lane, unsigned other) {
     const Warp& here = warp();
     Site site = here.site[lane], there = here.site[other];
-    fail(FaultKind::warp, text("divergent warp collective: lane ", lane, " is at ", site.file, ":", site.line, " with mask ",
-                               hex(here.members[lane]), ", but lane ", other, " waits at ", there.file, ":", there.line,
-                               " with mask ", hex(here.members[other])));
+    fail(FaultKind::warp, text("divergent warp collective: lane ", lane, " is at ", site.file, ":", site.line,
+                               " with mask ", hex(here.members[lane]), ", but lane ", other, " waits at ", there.file,
+                               ":", there.line, " with mask ", hex(here.members[other])));
 }
 
 // Returns one line per kind of wait, naming the first thread of each.
@@ -78,8 +78,9 @@ std::string Block::describe_waits() const {
         const Warp& warp = warps_[w];
         if (!warp.arrived) continue;
         unsigned lane = static_cast<unsigned>(__builtin_ctz(warp.arrived));
-        waits += text("; warp ", w, ": lanes ", hex(warp.arrived), " wait at the warp collective of ", warp.site[lane].file,
-                      ":", warp.site[lane].line, " for lanes ", hex(warp.members[lane] & warp.alive & ~warp.arrived));
+        waits +=
+            text("; warp ", w, ": lanes ", hex(warp.arrived), " wait at the warp collective of ", warp.site[lane].file,
+                 ":", warp.site[lane].line, " for lanes ", hex(warp.members[lane] & warp.alive & ~warp.arrived));
     }
     return waits;
 }
@@ -96,8 +97,8 @@ void Block::fail_deadlock() {
 void Block::check_slack() {
     for (unsigned byte = 0; byte < slack_bytes_; byte++) {
         if (static_cast<unsigned char>(slack_[byte]) == canary) continue;
-        fail(FaultKind::illegal_address,
-             text("wrote past the end of the dynamic shared memory, byte ", byte, " behind the bytes it was launched with"));
+        fail(FaultKind::illegal_address, text("wrote past the end of the dynamic shared memory, byte ", byte,
+                                              " behind the bytes it was launched with"));
     }
 }
 
@@ -124,16 +125,17 @@ void fail_shuffle(const Warp& warp, std::uint32_t participants, unsigned lane) {
     Block& block = *Block::current();
     unsigned thread = block.thread() / warp_lanes * warp_lanes + lane;
     block.fail(FaultKind::warp, thread,
-               text("shuffle at ", warp.site[lane].file, ":", warp.site[lane].line, ": lane ", lane, " reads from lane ",
-                    static_cast<unsigned>(warp.source[lane]), ", which does not take part (lanes ", hex(participants),
-                    " do)"));
+               text("shuffle at ", warp.site[lane].file, ":", warp.site[lane].line, ": lane ", lane,
+                    " reads from lane ", static_cast<unsigned>(warp.source[lane]), ", which does not take part (lanes ",
+                    hex(participants), " do)"));
 }
 
 void fail_partial_warp() {
     Block& block = *Block::current();
     Site site = block.warp().site[block.lane()];
-    block.fail(FaultKind::warp, text("warp-wide operation at ", site.file, ":", site.line, ": it needs all 32 lanes, but of ",
-                                     "this warp only ", hex(block.warp().alive), " are in the kernel"));
+    block.fail(FaultKind::warp,
+               text("warp-wide operation at ", site.file, ":", site.line, ": it needs all 32 lanes, but of ",
+                    "this warp only ", hex(block.warp().alive), " are in the kernel"));
 }
 
 // ---- signals
@@ -148,11 +150,10 @@ bool take_fault_of_kernel(const Fault& fault) {
     if (!block) return false;
     if (fault.write && fault.address_known && log_write(fault.address)) return true;   // the write repeats
     auto* registers = static_cast<ucontext_t*>(fault.context)->uc_mcontext.gregs;
-    block->abandon_from_signal({fault.signal, fault.address, fault.address_known, fault.write},
-                               reinterpret_cast<void**>(&registers[REG_RSP]),
-                               reinterpret_cast<void**>(&registers[REG_RDI]),
-                               reinterpret_cast<void**>(&registers[REG_RSI]),
-                               reinterpret_cast<void**>(&registers[REG_RIP]));
+    block->abandon_from_signal(
+        {fault.signal, fault.address, fault.address_known, fault.write}, reinterpret_cast<void**>(&registers[REG_RSP]),
+        reinterpret_cast<void**>(&registers[REG_RDI]), reinterpret_cast<void**>(&registers[REG_RSI]),
+        reinterpret_cast<void**>(&registers[REG_RIP]));
     return true;
 }
 
@@ -188,7 +189,8 @@ void prepare_thread_for_kernels() {
 }
 
 // Changes the interrupted context so that it switches to Block::run when the handler returns.
-void Block::abandon_from_signal(const Signal& signal, void** stack_pointer, void** argument0, void** argument1, void** pc) {
+void Block::abandon_from_signal(const Signal& signal, void** stack_pointer, void** argument0, void** argument1,
+                                void** pc) {
     signal_ = signal;
     fault_.thread = current_;
 #ifdef HOST_ADDRESS_SANITIZER
@@ -215,7 +217,8 @@ void Block::describe_signal() {
         fault_.text = "misaligned access, or one to an address that cannot exist";
     } else if (stacks_.in_guard(signal_.address)) {
         fault_.kind = FaultKind::stack_overflow;
-        fault_.text = text("stack overflow: a thread has ", FiberStacks::stack_bytes >> 10, " KiB of local memory here");
+        fault_.text =
+            text("stack overflow: a thread has ", FiberStacks::stack_bytes >> 10, " KiB of local memory here");
     } else {
         fault_.kind = FaultKind::illegal_address;   // run_grid adds the text: it knows the shared memory
         fault_.text.clear();

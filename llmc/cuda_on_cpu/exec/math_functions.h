@@ -1,7 +1,7 @@
 // Arithmetic that CUDA offers to kernels and C++ does not: min and max, fast and rounded intrinsics, bits.
 //
-// The fast ones (__expf, __fdividef ...) are exact or nearly so here: a GPU's are a few units in the last place away, so
-// nothing may depend on their last bits.
+// The fast ones (__expf, __fdividef ...) are exact or nearly so here: a GPU's are a few units in the last place away,
+// so nothing may depend on their last bits.
 #pragma once
 
 #include <bit>
@@ -14,8 +14,8 @@
 
 // ---- min and max: CUDA's overloads for mixed arguments, and fmin's treatment of NaN for floats
 
-#define HOST_MIN_MAX(type)                                              \
-    inline type min(type a, type b) { return b < a ? b : a; }           \
+#define HOST_MIN_MAX(type)                                    \
+    inline type min(type a, type b) { return b < a ? b : a; } \
     inline type max(type a, type b) { return a < b ? b : a; }
 HOST_MIN_MAX(int)
 HOST_MIN_MAX(unsigned int)
@@ -24,8 +24,8 @@ HOST_MIN_MAX(unsigned long)
 HOST_MIN_MAX(long long)
 HOST_MIN_MAX(unsigned long long)
 #undef HOST_MIN_MAX
-#define HOST_MIN_MAX_MIXED(a_type, b_type, type)                                                                \
-    inline type min(a_type a, b_type b) { return min(static_cast<type>(a), static_cast<type>(b)); }             \
+#define HOST_MIN_MAX_MIXED(a_type, b_type, type)                                                    \
+    inline type min(a_type a, b_type b) { return min(static_cast<type>(a), static_cast<type>(b)); } \
     inline type max(a_type a, b_type b) { return max(static_cast<type>(a), static_cast<type>(b)); }
 HOST_MIN_MAX_MIXED(int, unsigned int, unsigned int)
 HOST_MIN_MAX_MIXED(unsigned int, int, unsigned int)

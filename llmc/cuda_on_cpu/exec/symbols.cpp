@@ -16,8 +16,8 @@
 #include <set>
 
 #include "llmc/cuda_on_cpu/exec/block.h"
-#include "llmc/cuda_on_cpu/exec/kernel_fault.h"
 #include "llmc/cuda_on_cpu/exec/grid.h"
+#include "llmc/cuda_on_cpu/exec/kernel_fault.h"
 
 namespace host {
 namespace {
@@ -69,7 +69,8 @@ struct Elf {
 // The stand-in's own are in namespace host; std's and doctest's are not kernels either.
 bool may_be_shared(const std::string& name, const std::string& file) {
     if (!begins_with(name, "_ZZ")) return false;
-    for (const char* other : {"_ZZN4host", "_ZZNK4host", "_ZZNSt", "_ZZNKSt", "_ZZSt", "_ZZN7doctest", "_ZZNK7doctest"}) {
+    for (const char* other :
+         {"_ZZN4host", "_ZZNK4host", "_ZZNSt", "_ZZNKSt", "_ZZSt", "_ZZN7doctest", "_ZZNK7doctest"}) {
         if (begins_with(name, other)) return false;
     }
     return file.empty() || file.find(".cu") != std::string::npos;   // known for file-local symbols
@@ -131,7 +132,8 @@ void Symbols::read(const char* file, std::size_t bytes) {
             static_shared_.push_back({name, static_cast<std::ptrdiff_t>(symbol.st_value), symbol.st_size});
         }
     }
-    std::sort(functions_.begin(), functions_.end(), [](const Function& a, const Function& b) { return a.offset < b.offset; });
+    std::sort(functions_.begin(), functions_.end(),
+              [](const Function& a, const Function& b) { return a.offset < b.offset; });
     if (anchor < 0) static_shared_.clear();
     std::erase_if(static_shared_, [&](const ThreadLocal& variable) { return guards.count(variable.name) > 0; });
     for (ThreadLocal& variable : static_shared_) variable.offset -= anchor;

@@ -27,14 +27,22 @@
 // constructors, as CUDA does. (`extern __shared__` has no such copy: use DYNAMIC_SHARED of llmc/kernels/launch.cuh.)
 #define __shared__ static __thread
 
-#define HOST_VECTOR_TYPES(type, name, align2, align4)                                                        \
-    struct name##1 { type x; };                                                                              \
-    struct alignas(align2) name##2 { type x, y; };                                                           \
-    struct name##3 { type x, y, z; };                                                                        \
-    struct alignas(align4) name##4 { type x, y, z, w; };                                                     \
-    constexpr inline name##1 make_##name##1(type x) { return {x}; }                                          \
-    constexpr inline name##2 make_##name##2(type x, type y) { return {x, y}; }                               \
-    constexpr inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                    \
+#define HOST_VECTOR_TYPES(type, name, align2, align4)                                     \
+    struct name##1 {                                                                      \
+        type x;                                                                           \
+    };                                                                                    \
+    struct alignas(align2) name##2 {                                                      \
+        type x, y;                                                                        \
+    };                                                                                    \
+    struct name##3 {                                                                      \
+        type x, y, z;                                                                     \
+    };                                                                                    \
+    struct alignas(align4) name##4 {                                                      \
+        type x, y, z, w;                                                                  \
+    };                                                                                    \
+    constexpr inline name##1 make_##name##1(type x) { return {x}; }                       \
+    constexpr inline name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+    constexpr inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
     constexpr inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 
 HOST_VECTOR_TYPES(signed char, char, 2, 4)

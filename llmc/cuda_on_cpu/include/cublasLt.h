@@ -83,9 +83,9 @@ enum cublasLtMatmulDescAttributes_t {
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,      // uint64
-    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,    // uint32, schemes by which split sums may be added
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,    // uint32, default 256
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,     // uint64
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,   // uint32, schemes by which split sums may be added
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,   // uint32, default 256
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,

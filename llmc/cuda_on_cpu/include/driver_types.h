@@ -87,9 +87,7 @@ enum cudaMemcpyKind {
 enum { cudaEnableDefault = 0 };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaFuncAttributes {
     std::size_t sharedSizeBytes;   // static shared memory

@@ -6,9 +6,10 @@
 //     another in the order in which the host issued them, whatever their streams. So a program that could deadlock on
 //     GPUs does so here, and every rank says what it waits for;
 //   - ranks that disagree about an operation (kind, type, count, reduction) are named, instead of hanging;
-//   - a rank that dies leaves the others' operations waiting, as on GPUs: ncclCommGetAsyncError tells, ncclCommAbort frees.
-// Group calls, ncclCommSplit and bootstrap by ncclUniqueId work as in NCCL. Several devices per thread do not exist, and
-// the calls of a group on one communicator are on one stream.
+//   - a rank that dies leaves the others' operations waiting, as on GPUs: ncclCommGetAsyncError tells, ncclCommAbort
+//   frees.
+// Group calls, ncclCommSplit and bootstrap by ncclUniqueId work as in NCCL. Several devices per thread do not exist,
+// and the calls of a group on one communicator are on one stream.
 #pragma once
 
 #ifdef __CUDACC__
@@ -22,7 +23,7 @@
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 9
-#define NCCL_VERSION(X, Y, Z) ((X) * 10000 + (Y) * 100 + (Z))
+#define NCCL_VERSION(X, Y, Z) ((X)*10000 + (Y)*100 + (Z))
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_SPLIT_NOCOLOR -1
@@ -50,15 +51,20 @@ typedef enum {
 typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 } ncclRedOp_t;
 
 typedef enum {
-    ncclInt8 = 0, ncclChar = 0,
+    ncclInt8 = 0,
+    ncclChar = 0,
     ncclUint8 = 1,
-    ncclInt32 = 2, ncclInt = 2,
+    ncclInt32 = 2,
+    ncclInt = 2,
     ncclUint32 = 3,
     ncclInt64 = 4,
     ncclUint64 = 5,
-    ncclFloat16 = 6, ncclHalf = 6,
-    ncclFloat32 = 7, ncclFloat = 7,
-    ncclFloat64 = 8, ncclDouble = 8,
+    ncclFloat16 = 6,
+    ncclHalf = 6,
+    ncclFloat32 = 7,
+    ncclFloat = 7,
+    ncclFloat64 = 8,
+    ncclDouble = 8,
     ncclBfloat16 = 9,
     ncclNumTypes = 10
 } ncclDataType_t;
@@ -108,6 +114,7 @@ ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, n
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
-ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
 
 }   // extern "C"

@@ -52,7 +52,8 @@ Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double time
     for (int missing = ranks - 1 - rank; missing > 0; missing--) {
         Greeting other{0, -1};
         Descriptor connection = comers.next(&other, deadline);
-        if (other.rank <= rank || other.rank >= ranks) throw std::runtime_error("a higher rank did not connect in time");
+        if (other.rank <= rank || other.rank >= ranks)
+            throw std::runtime_error("a higher rank did not connect in time");
         peers_[static_cast<std::size_t>(other.rank)].socket = connection.release();
     }
     for (Peer& peer : peers_) {
@@ -65,9 +66,8 @@ Fabric::~Fabric() {
         if (peer.socket >= 0 && !peer.lost) peer.outgoing.push_back({header(kGoodbye, {}, 0, ""), nullptr, 0, nullptr});
     }
     auto finished = [&] {
-        return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) {
-            return p.socket < 0 || p.lost || (p.goodbye && p.outgoing.empty());
-        });
+        return std::all_of(peers_.begin(), peers_.end(),
+                           [](const Peer& p) { return p.socket < 0 || p.lost || (p.goodbye && p.outgoing.empty()); });
     };
     for (const double end = now_seconds() + farewell_seconds; !finished() && now_seconds() < end;) {
         if (!progress()) rest(0.01);
@@ -77,7 +77,8 @@ Fabric::~Fabric() {
     }
 }
 
-Fabric::Header Fabric::header(std::uint32_t type, const TransferKey& key, std::size_t bytes, const std::string& what) const {
+Fabric::Header Fabric::header(std::uint32_t type, const TransferKey& key, std::size_t bytes,
+                              const std::string& what) const {
     Header h;
     h.type = type;
     h.key = key;

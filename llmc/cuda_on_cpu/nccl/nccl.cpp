@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/cuda_on_cpu/nccl/comm.h"
-#include "llmc/cuda_on_cpu/nccl/rendezvous.h"
 #include "llmc/cuda_on_cpu/nccl/reduce.h"
+#include "llmc/cuda_on_cpu/nccl/rendezvous.h"
+#include "llmc/cuda_on_cpu/queue/device.h"
 
 namespace host {
 
@@ -97,8 +97,8 @@ public:
 
     std::string waiting() const {
         if (!started_) {
-            return "waits until operation " + std::to_string(comm_->finished) + " of communicator " + comm_->name + ", " +
-                   comm_->unfinished.front() + ", has finished";
+            return "waits until operation " + std::to_string(comm_->finished) + " of communicator " + comm_->name +
+                   ", " + comm_->unfinished.front() + ", has finished";
         }
         std::string result;
         for (const Task& task : tasks_) {
@@ -155,10 +155,9 @@ private:
 
     bool mismatch(const CollectivePhase::Part& part, const std::string& theirs) {
         comm_->async_error = ncclInvalidUsage;
-        report_fault(cudaErrorLaunchFailure,
-                     "communicator " + comm_->name + ", operation " + std::to_string(turn_) + ": rank " +
-                         std::to_string(comm_->rank) + " is at " + part.what + ", rank " + std::to_string(part.peer) +
-                         " at " + theirs);
+        report_fault(cudaErrorLaunchFailure, "communicator " + comm_->name + ", operation " + std::to_string(turn_) +
+                                                 ": rank " + std::to_string(comm_->rank) + " is at " + part.what +
+                                                 ", rank " + std::to_string(part.peer) + " at " + theirs);
         return false;
     }
 
@@ -213,10 +212,12 @@ ncclResult_t issue(CollectiveCall call) {
     if (call.comm == nullptr) return refuse(ncclInvalidArgument, "the communicator is null");
     if (call.comm->aborted) return refuse(ncclInvalidUsage, "communicator " + call.comm->name + " was aborted");
     if (size_of(call.type) == 0) {
-        return refuse(ncclInvalidArgument, std::string("element type ") + name_of(call.type) + " is not served without a GPU");
+        return refuse(ncclInvalidArgument,
+                      std::string("element type ") + name_of(call.type) + " is not served without a GPU");
     }
     if (reduces(call.kind) && !can_reduce(call.type, call.op)) {
-        return refuse(ncclInvalidArgument, std::string("reduction ") + name_of(call.op) + " is not served without a GPU");
+        return refuse(ncclInvalidArgument,
+                      std::string("reduction ") + name_of(call.op) + " is not served without a GPU");
     }
     if (call.peer < 0 || call.peer >= call.comm->size()) {
         return refuse(ncclInvalidArgument, "rank " + std::to_string(call.peer) + " of communicator " + call.comm->name +
@@ -232,7 +233,8 @@ ncclResult_t issue(CollectiveCall call) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Making communicators
 
-ncclComm* make_comm(std::shared_ptr<Fabric> fabric, std::uint64_t id, std::vector<int> members, const ncclConfig_t* config) {
+ncclComm* make_comm(std::shared_ptr<Fabric> fabric, std::uint64_t id, std::vector<int> members,
+                    const ncclConfig_t* config) {
     auto* comm = new ncclComm;
     comm->fabric = std::move(fabric);
     comm->id = id;
@@ -275,7 +277,8 @@ std::vector<SplitChoice> exchange_choices(ncclComm& comm, SplitChoice own) {
     std::vector<TransferPtr> transfers;
     const TransferKey key{comm.id, comm.splits, 0xfffe};   // a part that no collective uses
     for (int r = 0; r < comm.size(); r++) {
-        transfers.push_back(comm.fabric->receive(comm.member(r), key, &choices[static_cast<std::size_t>(r)], sizeof own, "split"));
+        transfers.push_back(
+            comm.fabric->receive(comm.member(r), key, &choices[static_cast<std::size_t>(r)], sizeof own, "split"));
         transfers.push_back(comm.fabric->send(comm.member(r), key, &own, sizeof own, "split"));
     }
     if (!finish(*comm.fabric, transfers)) choices.clear();
@@ -310,8 +313,7 @@ using host::refuse;
 extern "C" {
 
 // Returns a communicator of a planned run (llmc/process/comm.h), on a dry device. The caller owns it.
-ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, const char* name,
-                                         int multiprocessors) {
+ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, const char* name, int multiprocessors) {
     auto* comm = new ncclComm;
     comm->id = id;
     comm->rank = rank;
@@ -366,7 +368,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
     if (nranks < 1 || rank < 0 || rank >= nranks) {
         return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(nranks));
     }
-    if (host::group_depth > 0) return refuse(ncclInvalidUsage, "ncclCommInitRank in a group is not served without a GPU");
+    if (host::group_depth > 0)
+        return refuse(ncclInvalidUsage, "ncclCommInitRank in a group is not served without a GPU");
     if (ncclResult_t result = host::check_config(config); result != ncclSuccess) return result;
     try {
         auto fabric = std::make_shared<host::Fabric>(rendezvous.rendezvous, rank, nranks, host::rendezvous_seconds());
@@ -473,12 +476,14 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, n
 
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return host::issue({CollectiveCall::Kind::reduce_scatter, sendbuff, recvbuff, recvcount, type, op, 0, comm, stream});
+    return host::issue(
+        {CollectiveCall::Kind::reduce_scatter, sendbuff, recvbuff, recvcount, type, op, 0, comm, stream});
 }
 
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-    return host::issue({CollectiveCall::Kind::all_gather, sendbuff, recvbuff, sendcount, type, ncclSum, 0, comm, stream});
+    return host::issue(
+        {CollectiveCall::Kind::all_gather, sendbuff, recvbuff, sendcount, type, ncclSum, 0, comm, stream});
 }
 
 ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -496,7 +501,8 @@ ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t type, i
     return host::issue({CollectiveCall::Kind::send, sendbuff, nullptr, count, type, ncclSum, peer, comm, stream});
 }
 
-ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
     return host::issue({CollectiveCall::Kind::receive, nullptr, recvbuff, count, type, ncclSum, peer, comm, stream});
 }
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "llmc/cuda_on_cpu/checks/checks.h"
-#include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/cuda_on_cpu/nccl/reduce.h"
+#include "llmc/cuda_on_cpu/queue/device.h"
 
 namespace {
 
@@ -25,14 +25,16 @@ struct Rank {
     cudaStream_t stream;
     std::vector<void*> allocations;
 
-    template <class T> T* device_copy(const std::vector<T>& values) {
+    template <class T>
+    T* device_copy(const std::vector<T>& values) {
         void* pointer = nullptr;
         require(cudaMalloc(&pointer, std::max<std::size_t>(values.size(), 1) * sizeof(T)) == cudaSuccess, "cudaMalloc");
         allocations.push_back(pointer);
         cudaMemcpyAsync(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream);
         return static_cast<T*>(pointer);
     }
-    template <class T> std::vector<T> host_copy(const T* pointer, std::size_t count) {
+    template <class T>
+    std::vector<T> host_copy(const T* pointer, std::size_t count) {
         std::vector<T> values(count);
         cudaError_t error = cudaMemcpyAsync(values.data(), pointer, count * sizeof(T), cudaMemcpyDeviceToHost, stream);
         require(error == cudaSuccess, cudaGetErrorString(error));
@@ -99,7 +101,8 @@ float sum_of_values(int ranks, std::size_t i) {
 TEST_CASE("nccl: all-reduce, sizes that ranks do not divide, in place and not") {
     for (int ranks : {1, 2, 3, 5}) {
         all_well(on_ranks(ranks, [](Rank& me) {
-            for (std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{1000}, std::size_t{70001}}) {
+            for (std::size_t count :
+                 {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{1000}, std::size_t{70001}}) {
                 float* in = me.device_copy(values(me.rank, count));
                 float* out = me.device_copy(std::vector<float>(count));
                 me.require(ncclAllReduce(in, out, count, ncclFloat32, ncclSum, me.world, me.stream), "all-reduce");
@@ -117,7 +120,8 @@ TEST_CASE("nccl: all-reduce, sizes that ranks do not divide, in place and not") 
 TEST_CASE("nccl: reduce-scatter and all-gather, in place and not") {
     for (int ranks : {1, 2, 4}) {
         all_well(on_ranks(ranks, [](Rank& me) {
-            const std::size_t n = 777, all = n * static_cast<std::size_t>(me.ranks), own = n * static_cast<std::size_t>(me.rank);
+            const std::size_t n = 777, all = n * static_cast<std::size_t>(me.ranks),
+                              own = n * static_cast<std::size_t>(me.rank);
             float* in = me.device_copy(values(me.rank, all));
             float* out = me.device_copy(std::vector<float>(n));
             me.require(ncclReduceScatter(in, out, n, ncclFloat32, ncclSum, me.world, me.stream), "reduce-scatter");
@@ -145,7 +149,8 @@ TEST_CASE("nccl: broadcast and reduce from and to every root") {
             me.require(ncclBroadcast(in, out, 100, ncclFloat32, root, me.world, me.stream), "broadcast");
             me.require(me.host_copy(out, 100) == values(root, 100), "broadcast values");
             me.require(ncclReduce(in, out, 100, ncclFloat32, ncclMin, root, me.world, me.stream), "reduce");
-            me.require(me.host_copy(out, 100) == (me.rank == root ? values(0, 100) : values(root, 100)), "reduce values");
+            me.require(me.host_copy(out, 100) == (me.rank == root ? values(0, 100) : values(root, 100)),
+                       "reduce values");
         }
     }));
 }
@@ -173,7 +178,8 @@ TEST_CASE("nccl: a group of sends and receives is an all-to-all; a rank may send
         }
         me.require(ncclGroupEnd(), "group");
         std::vector<int> got = me.host_copy(out, 4);
-        for (int r = 0; r < me.ranks; r++) me.require(got[static_cast<std::size_t>(r)] == 10 * r + me.rank, "all-to-all");
+        for (int r = 0; r < me.ranks; r++)
+            me.require(got[static_cast<std::size_t>(r)] == 10 * r + me.rank, "all-to-all");
     }));
 }
 
@@ -188,8 +194,9 @@ TEST_CASE("nccl: two communicators on two streams may be used in opposite orders
         cudaStreamSynchronize(me.stream);
         for (int turn = 0; turn < 2; turn++) {
             const bool first = (turn == 0) == (me.rank == 0);
-            me.require(ncclAllReduce(first ? a : b, first ? a : b, 1000, ncclFloat32, ncclSum, first ? me.world : second,
-                                     first ? me.stream : other), "all-reduce");
+            me.require(ncclAllReduce(first ? a : b, first ? a : b, 1000, ncclFloat32, ncclSum,
+                                     first ? me.world : second, first ? me.stream : other),
+                       "all-reduce");
         }
         cudaStreamSynchronize(other);
         me.require(me.host_copy(a, 1000)[5] == sum_of_values(2, 5), "first");
@@ -239,7 +246,8 @@ TEST_CASE("nccl: split makes groups ordered by key, and none for NCCL_SPLIT_NOCO
         int rank = -1, size = -1;
         ncclCommUserRank(group, &rank);
         ncclCommCount(group, &size);
-        me.require(size == (me.rank == 1 ? 1 : 3) && rank == (me.rank == 1 ? 0 : (4 - me.rank) / 2), "place in the group");
+        me.require(size == (me.rank == 1 ? 1 : 3) && rank == (me.rank == 1 ? 0 : (4 - me.rank) / 2),
+                   "place in the group");
         int* x = me.device_copy(std::vector<int>{me.rank});
         int* all = me.device_copy(std::vector<int>(3));
         me.require(ncclAllGather(x, all, 1, ncclInt32, group, me.stream), "all-gather");
@@ -312,7 +320,8 @@ std::string run_two_stages(Rank& me, ncclComm_t down, ncclComm_t up) {
 
 }   // namespace
 
-TEST_CASE("nccl: sends and receives of a pipeline on one communicator deadlock, and every rank says for what it waits") {
+TEST_CASE(
+    "nccl: sends and receives of a pipeline on one communicator deadlock, and every rank says for what it waits") {
     host::Checks checks = host::checks(), before = checks;
     checks.no_progress_seconds = 0.5;
     host::set_checks(checks);

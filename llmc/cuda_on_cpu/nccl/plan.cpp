@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "llmc/base/rng.h"
-#include "llmc/cuda_on_cpu/nccl/comm.h"
 #include "llmc/cuda_on_cpu/clock/record.h"
+#include "llmc/cuda_on_cpu/nccl/comm.h"
 #include "llmc/cuda_on_cpu/nccl/reduce.h"
 
 namespace host {
@@ -103,8 +103,7 @@ CollectivePhase point_to_point_phase(const CollectiveCall& call) {
     const bool is_send = call.kind == Kind::send;
     void* data = is_send ? const_cast<void*>(call.in) : call.out;
     CollectivePhase phase;
-    phase.parts.push_back({is_send, call.peer, data, call.count * size_of(call.type),
-                           next_key(call), describe(call)});
+    phase.parts.push_back({is_send, call.peer, data, call.count * size_of(call.type), next_key(call), describe(call)});
     return phase;
 }
 
@@ -126,7 +125,8 @@ std::string describe(const CollectiveCall& call) {
 }
 
 std::vector<Access> accesses(const CollectiveCall& call) {
-    const std::size_t bytes = call.count * size_of(call.type), all = bytes * static_cast<std::size_t>(call.comm->size());
+    const std::size_t bytes = call.count * size_of(call.type),
+                      all = bytes * static_cast<std::size_t>(call.comm->size());
     const bool is_root = call.comm->rank == call.peer;
     switch (call.kind) {
         case Kind::all_reduce: return {{call.in, bytes, false}, {call.out, bytes, true}};

@@ -15,13 +15,18 @@ inline float widen(Bf16 x) {
     std::memcpy(&result, &bits, sizeof result);
     return result;
 }
-template <class T> inline T widen(T x) { return x; }
+template <class T>
+inline T widen(T x) {
+    return x;
+}
 
-template <class T, class Wide> inline T narrow(Wide x) {
+template <class T, class Wide>
+inline T narrow(Wide x) {
     if constexpr (std::is_same_v<T, Bf16>) {
         std::uint32_t bits;
         std::memcpy(&bits, &x, sizeof bits);
-        if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x40)};   // not a number
+        if ((bits & 0x7fffffffu) > 0x7f800000u)
+            return {static_cast<std::uint16_t>((bits >> 16) | 0x40)};   // not a number
         return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
     } else {
         return x;
@@ -59,10 +64,15 @@ void reduce_type(void* out, const std::vector<const void*>& contributions, std::
 
 std::size_t size_of(ncclDataType_t type) {
     switch (type) {
-        case ncclInt8: case ncclUint8: return 1;
+        case ncclInt8:
+        case ncclUint8: return 1;
         case ncclBfloat16: return 2;
-        case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
-        case ncclInt64: case ncclUint64: case ncclFloat64: return 8;
+        case ncclInt32:
+        case ncclUint32:
+        case ncclFloat32: return 4;
+        case ncclInt64:
+        case ncclUint64:
+        case ncclFloat64: return 8;
         default: return 0;
     }
 }
@@ -98,7 +108,8 @@ bool can_reduce(ncclDataType_t type, ncclRedOp_t op) {
     return size_of(type) > 0 && (op == ncclSum || op == ncclMax || op == ncclMin);
 }
 
-void reduce(void* out, const std::vector<const void*>& contributions, std::size_t count, ncclDataType_t type, ncclRedOp_t op) {
+void reduce(void* out, const std::vector<const void*>& contributions, std::size_t count, ncclDataType_t type,
+            ncclRedOp_t op) {
     switch (type) {
         case ncclInt8: return reduce_type<std::int8_t>(out, contributions, count, op);
         case ncclUint8: return reduce_type<std::uint8_t>(out, contributions, count, op);

@@ -11,12 +11,13 @@
 
 namespace host {
 
-std::size_t size_of(ncclDataType_t type);         // 0 if the stand-in does not serve it
+std::size_t size_of(ncclDataType_t type);   // 0 if the stand-in does not serve it
 const char* name_of(ncclDataType_t type);
 const char* name_of(ncclRedOp_t op);
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
 // Reduces. `contributions[r]` holds `count` elements of rank r. `out` may be one of them.
-void reduce(void* out, const std::vector<const void*>& contributions, std::size_t count, ncclDataType_t type, ncclRedOp_t op);
+void reduce(void* out, const std::vector<const void*>& contributions, std::size_t count, ncclDataType_t type,
+            ncclRedOp_t op);
 
 }   // namespace host

@@ -25,7 +25,9 @@ namespace host {
 
 namespace {
 
-[[noreturn]] void fail_with_errno(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
+[[noreturn]] void fail_with_errno(const std::string& what) {
+    throw std::runtime_error(what + ": " + std::strerror(errno));
+}
 
 // Returns a number for the machine and network namespace, so that Unix sockets are used exactly where they work.
 // NCCL_HOSTID replaces it.
@@ -38,9 +40,9 @@ std::uint64_t host_id() {
     return std::hash<std::string>{}(boot) ^ (network.st_ino * 0x9e3779b97f4a7c15ull);
 }
 
-// Finds the addresses others reach this host by, one of each kind: of the first interface with one that NCCL_SOCKET_IFNAME names
-// (a prefix), else that is up and no loopback; where there is neither kind, those of loopback. Link-local ones of IPv6
-// mean nothing on another host.
+// Finds the addresses others reach this host by, one of each kind: of the first interface with one that
+// NCCL_SOCKET_IFNAME names (a prefix), else that is up and no loopback; where there is neither kind, those of loopback.
+// Link-local ones of IPv6 mean nothing on another host.
 void find_own_addresses(FabricAddress* own) {
     const char* wanted = std::getenv("NCCL_SOCKET_IFNAME");
     ifaddrs* list = nullptr;
@@ -175,8 +177,8 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 Listener::Listener() {
     static std::atomic<unsigned> counter = 0;
     const auto ticks = static_cast<unsigned long long>(now_seconds() * 1e6);
-    std::snprintf(address.unix_name, sizeof address.unix_name, "nccl%x.%x.%llx", static_cast<unsigned>(getpid()) & 0xffffffu,
-                  counter++ & 0xfffu, ticks & 0xffffffffffull);
+    std::snprintf(address.unix_name, sizeof address.unix_name, "nccl%x.%x.%llx",
+                  static_cast<unsigned>(getpid()) & 0xffffffu, counter++ & 0xfffu, ticks & 0xffffffffffull);
     std::random_device random;
     address.key = (std::uint64_t{random()} << 32) ^ random();
     address.host = host_id();

@@ -54,7 +54,7 @@ private:
         Descriptor connection;
         std::vector<char> said = {};
     };
-    bool hear(Comer& comer) const;   // false: drop it
+    bool hear(Comer& comer) const;             // false: drop it
     static constexpr std::size_t most = 128;   // connections that have not greeted yet
 
     const Listener& listener_;
@@ -62,8 +62,8 @@ private:
     std::deque<Comer> comers_;
 };
 
-// Connects by all kinds of addresses at once, retrying until the deadline (now_seconds); one that never answers holds up
-// none of the others. Throws std::runtime_error that says `whom` it cannot reach, where, and why.
+// Connects by all kinds of addresses at once, retrying until the deadline (now_seconds); one that never answers holds
+// up none of the others. Throws std::runtime_error that says `whom` it cannot reach, where, and why.
 Descriptor connect_to(const FabricAddress& address, const std::string& whom, double deadline);
 
 // Write or read all bytes, else throw std::runtime_error.

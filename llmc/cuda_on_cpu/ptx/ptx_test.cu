@@ -6,9 +6,9 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/cuda_on_cpu/checks/test_device.h"
-#include "llmc/cuda_on_cpu/ptx/left_out_test.h"
+#include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
 #include "llmc/kernels/attention/attention_kernels.h"
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/ptx/ptx.cuh"
 

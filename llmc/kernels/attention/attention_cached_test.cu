@@ -1,7 +1,7 @@
 #include "llmc/kernels/attention/attention_cached.cuh"
 
-#include "llmc/kernels/attention/attention_reference_test.h"
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/attention/attention_reference_testing.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 

@@ -20,7 +20,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
 #include "llmc/kernels/attention/attention_cudnn.h"
-#include "llmc/kernels/attention/attention_reference_test.h"
+#include "llmc/kernels/attention/attention_reference_testing.h"
 
 namespace {
 

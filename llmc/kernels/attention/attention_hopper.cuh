@@ -24,10 +24,10 @@ constexpr int HOPPER_ROW_BYTES = 2 * HOPPER_PANEL;
 // Tile that a block computes: of queries (forward) or of keys (backward). Blocks start in the order of their numbers:
 // the last tile first, and `together` heads, as many as the L2 cache holds, before the next ones. In forward the last
 // tiles of a causal mask take longest, so they start first and short ones fill the end.
-struct HopperPlace {
+struct HopperTile {
     int tile, head;   // head counts (B, NH)
 };
-__host__ __device__ inline HopperPlace hopper_place(int block, int tiles, int heads, int together) {
+__host__ __device__ inline HopperTile hopper_tile(int block, int tiles, int heads, int together) {
     const int first = block / (together * tiles) * together, here = min(together, heads - first);
     const int within = block - first * tiles;
     return {tiles - 1 - within / here, first + within % here};

@@ -86,8 +86,8 @@ template <int D>
 __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const AttentionShape& shape, int number,
                                                                    int together) {
     using Tile = HopperBackwardTile<D>;
-    const HopperPlace place =
-        hopper_place(number, (shape.Tk + Tile::keys - 1) / Tile::keys, shape.B * shape.NH, together);
+    const HopperTile place =
+        hopper_tile(number, (shape.Tk + Tile::keys - 1) / Tile::keys, shape.B * shape.NH, together);
     HopperBackwardWork work;
     work.batch = place.head / shape.NH;
     work.head = place.head % shape.NH;
@@ -404,7 +404,7 @@ __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>
     consumer.run();
 }
 
-// Grid (key tiles of all heads). `together`: see hopper_place. scale > 0. in_memory.numbers begin at zero.
+// Grid (key tiles of all heads). `together`: see hopper_tile. scale > 0. in_memory.numbers begin at zero.
 template <class G, int D>
 __global__ void __launch_bounds__(HopperBackwardTile<D>::threads, 1)
     attention_backward_hopper(AttentionBackward<bf16, G> a, const __grid_constant__ HopperBackwardMaps maps,

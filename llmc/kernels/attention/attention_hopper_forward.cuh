@@ -71,8 +71,8 @@ template <int D, class O>
 __device__ __forceinline__ HopperForwardWork hopper_forward_work(const AttentionForward<bf16, O>& a, int together) {
     using Tile = HopperForwardTile<D>;
     const AttentionShape& shape = a.shape;
-    const HopperPlace place = hopper_place(static_cast<int>(blockIdx.x), (shape.Tq + Tile::queries - 1) / Tile::queries,
-                                           shape.B * shape.NH, together);
+    const HopperTile place = hopper_tile(static_cast<int>(blockIdx.x), (shape.Tq + Tile::queries - 1) / Tile::queries,
+                                         shape.B * shape.NH, together);
     HopperForwardWork work;
     work.batch = place.head / shape.NH;
     work.head = place.head % shape.NH;
@@ -299,7 +299,7 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
     }
 }
 
-// Grid (query tiles of all heads). `together`: see hopper_place. scale > 0.
+// Grid (query tiles of all heads). `together`: see hopper_tile. scale > 0.
 template <class O, int D>
 __global__ void __launch_bounds__(HopperForwardTile<D>::threads, 1)
     attention_forward_hopper(AttentionForward<bf16, O> a, const __grid_constant__ HopperForwardMaps maps,

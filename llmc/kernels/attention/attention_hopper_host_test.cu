@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
-#include "llmc/cuda_on_cpu/ptx/left_out_test.h"
+#include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
 #include "llmc/kernels/attention/attention_hopper_launch.h"
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 
 namespace {
 

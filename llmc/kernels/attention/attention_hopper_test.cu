@@ -5,7 +5,7 @@
 
 #include "llmc/kernels/attention/attention_hopper_forward.cuh"
 #include "llmc/kernels/attention/attention_kernels.h"
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 
 namespace {
 
@@ -191,9 +191,9 @@ TEST_CASE("sm90: attention: more blocks than multiprocessors: as own attention, 
 TEST_CASE("sm90: attention: blocks cover every tile of every head once, the longest first, some heads at a time") {
     for (auto [tiles, heads, together] : {std::array{1, 1, 1}, {8, 12, 5}, {3, 7, 7}, {4, 6, 3}, {5, 3, 1}}) {
         std::vector<int> uses(static_cast<std::size_t>(tiles * heads));
-        HopperPlace before{tiles, 0};
+        HopperTile before{tiles, 0};
         for (int block = 0; block < tiles * heads; block++) {
-            const HopperPlace place = hopper_place(block, tiles, heads, together);
+            const HopperTile place = hopper_tile(block, tiles, heads, together);
             REQUIRE(place.tile >= 0);
             REQUIRE(place.tile < tiles);
             REQUIRE(place.head >= 0);

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "llmc/kernels/attention/attention_reference_test.h"
+#include "llmc/kernels/attention/attention_reference_testing.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include "llmc/kernels/attention/attention_merge.cuh"
 
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 #include "llmc/kernels/transpose_pieces.cuh"
 
 namespace {

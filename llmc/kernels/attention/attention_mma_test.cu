@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "llmc/kernels/attention/attention_fma.cuh"
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 #include "llmc/kernels/launch.cuh"
 
 // Eight rows read at one chunk must fall on eight different groups of four banks.

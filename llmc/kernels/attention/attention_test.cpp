@@ -1,4 +1,4 @@
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 
 #include "llmc/base/error.h"
 

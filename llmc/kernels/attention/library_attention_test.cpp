@@ -8,7 +8,7 @@
 #include <array>
 #include <chrono>
 
-#include "llmc/kernels/attention/attention_test.h"
+#include "llmc/kernels/attention/attention_testing.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "llmc/kernels/experts/grouped_matmul.cuh"
 #include "llmc/kernels/experts/router.cuh"
 #include "llmc/kernels/experts/router_bias.cuh"
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 

@@ -416,7 +416,7 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
     weight_gradient(dweight, dout, in, s, accumulate, stream);
 }
 
-void Matmul::leave_free(int multiprocessors) { impl_->left_free = multiprocessors; }
+void Matmul::reserve_multiprocessors(int multiprocessors) { impl_->left_free = multiprocessors; }
 
 void Matmul::add_bias_gradients(cudaStream_t stream) {
     add_bias_sums(impl_->waiting, stream);

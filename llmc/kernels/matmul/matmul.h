@@ -119,7 +119,7 @@ public:
 
     // Leaves so many of the device's multiprocessors, from the next call on, to communication that runs at the same
     // time: a kernel made for all of them would need a second wave. Each number has its own plans.
-    void leave_free(int multiprocessors);
+    void reserve_multiprocessors(int multiprocessors);
 
     // Adds the waiting bias gradients to their sums in one launch. Must be called before anybody reads the sums.
     void add_bias_gradients(cudaStream_t stream);

@@ -2,7 +2,7 @@
 
 #include "llmc/cuda_on_cpu/blas/gemm.h"
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 #include "llmc/kernels/matmul/matmul.h"
 
 namespace {

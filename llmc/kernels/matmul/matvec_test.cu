@@ -1,6 +1,6 @@
 #include "llmc/kernels/matmul/matvec.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 TEST_CASE_TEMPLATE("matvec: every sum is exact up to the rounding of its terms, any size", Real, float, bf16) {
     for (int N : {1, 15, 16, 50}) {

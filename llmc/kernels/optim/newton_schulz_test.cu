@@ -1,6 +1,6 @@
 #include "llmc/kernels/optim/newton_schulz.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 

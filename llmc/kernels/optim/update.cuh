@@ -37,8 +37,8 @@
 template <class Real>
 struct UpdateRange {
     Real* parameter;
-    float* master;   // or null
-    TypedPointer gradient;   // of the same type in all ranges of a table
+    float* master;           // or null
+    TypedPointer gradient;   // one type in all ranges of a table
     float* m;
     float* v;   // null if the rule has none
     std::int64_t count;

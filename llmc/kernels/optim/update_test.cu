@@ -1,6 +1,6 @@
 #include "llmc/kernels/optim/update.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 
@@ -10,8 +10,8 @@ struct Reference {
     Doubles w_error, m_error, v_error;
 };
 
-Reference adam_reference(const Doubles& w, const Doubles& m, const Doubles& v, const Doubles& gradient, double grad_scale,
-                         double decay, const UpdateStep& s) {
+Reference adam_reference(const Doubles& w, const Doubles& m, const Doubles& v, const Doubles& gradient,
+                         double grad_scale, double decay, const UpdateStep& s) {
     Reference r;
     const double b1 = s.beta1, b2 = s.beta2, u = unit<float>;
     for (std::size_t i = 0; i < w.size(); i++) {
@@ -63,8 +63,8 @@ UpdateTable<Real> make_table(KernelTest& test, const std::vector<Tensor<Real, Gr
                              const UpdateStep& step) {
     std::vector<UpdateRange<Real>> ranges;
     for (const auto& t : tensors) {
-        ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(), t.v.data(),
-                          static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
+        ranges.push_back({t.parameter.data(), masters ? t.master.data() : nullptr, t.gradient.data(), t.m.data(),
+                          t.v.data(), static_cast<std::int64_t>(t.m.size()), static_cast<float>(t.decay)});
     }
     auto table = make_update_table<Real>(test.arena, "test/adam", ranges, test.stream);
     set_update_step(table, step, test.stream);
@@ -85,8 +85,8 @@ void check_adamw(bool masters, int step) {
     UpdateStep s{1e-3f, 0.9f, 0.95f, 1e-8f, step, 0, norm.data()};
     std::vector<Reference> expected;
     for (const auto& t : tensors) {
-        expected.push_back(adam_reference(masters ? t.master.values() : t.parameter.values(), t.m.values(), t.v.values(),
-                                          t.gradient.values(), 0.25, static_cast<float>(t.decay), s));
+        expected.push_back(adam_reference(masters ? t.master.values() : t.parameter.values(), t.m.values(),
+                                          t.v.values(), t.gradient.values(), 0.25, static_cast<float>(t.decay), s));
     }
     update_weights<AdamW>(make_table(test, tensors, masters, s), test.stream);
     for (std::size_t i = 0; i < tensors.size(); i++) {
@@ -152,7 +152,8 @@ TEST_CASE("adamw: without a norm gradients count as they are") {
     update_weights<AdamW>(make_table(test, tensors, false, step), test.stream);
     step.norm = norm.data();
     update_weights<AdamW>(make_table(test, same, false, step), test.stream);
-    for (std::size_t i = 0; i < tensors.size(); i++) CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
+    for (std::size_t i = 0; i < tensors.size(); i++)
+        CHECK(same_bits(tensors[i].parameter.raw(), same[i].parameter.raw()));
 }
 
 TEST_CASE("adamw: the skip flag leaves everything as it was") {
@@ -174,7 +175,8 @@ namespace {
 std::vector<bf16> stochastic_step(const Doubles& w, std::size_t first, std::size_t count, int step, std::uint64_t seed,
                                   std::uint64_t tensor_key, double gradient) {
     KernelTest test;
-    Doubles piece(w.begin() + static_cast<std::ptrdiff_t>(first), w.begin() + static_cast<std::ptrdiff_t>(first + count));
+    Doubles piece(w.begin() + static_cast<std::ptrdiff_t>(first),
+                  w.begin() + static_cast<std::ptrdiff_t>(first + count));
     auto parameter = test.tensor<bf16>(piece);
     auto m = test.tensor<float>(Doubles(count, 0.0)), v = test.tensor<float>(Doubles(count, 0.0));
     auto g = test.tensor<float>(Doubles(count, gradient));

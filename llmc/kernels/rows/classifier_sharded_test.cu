@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 #include "llmc/kernels/operation_timer.h"
 
 namespace {

@@ -185,13 +185,13 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     float mean = 0;
     if constexpr (kSubtractsMean) mean = row.inside ? args.mean[row.row] : 0.0f;
     KeptRow<Real, AnyExtent> dout(args.dout), in(args.in);
-#pragma unroll kUnrolledParts<AnyExtent>
+#pragma unroll kUnrolledParts < AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         dout.keep(j, row.load(args.dout, j));
         in.keep(j, row.load(args.in, j));
     }
     PieceSum<AnyExtent> sum_g, sum_gn;
-#pragma unroll kUnrolledParts<AnyExtent>
+#pragma unroll kUnrolledParts < AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
         const Vec8<float> w = to_floats(row.load_shared_by_rows(args.weight, j));
@@ -212,7 +212,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
     }
     const RowSums total = row.sums({sum_g.total(), sum_gn.total()});
     const float mean_g = kSubtractsMean ? total.a / row.C() : 0.0f, mean_gn = total.b / row.C();
-#pragma unroll kUnrolledParts<AnyExtent>
+#pragma unroll kUnrolledParts < AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         if (!row.has(j)) continue;
         if constexpr (!kKeepsRow<Real, AnyExtent>) {
@@ -237,7 +237,7 @@ __device__ __forceinline__ void layernorm_backward_row(const LayerNormBackward<R
 template <class Real, class Grad, class AnyExtent>
 __device__ __forceinline__ void fetch_row_ahead(const LayerNormBackward<Real, Grad>& args,
                                                 const RowOfThread<AnyExtent>& row) {
-#pragma unroll kUnrolledParts<AnyExtent>
+#pragma unroll kUnrolledParts < AnyExtent>
     for (int j = 0; j < row.parts(); j++) {
         row.fetch_ahead(args.dout, j);
         row.fetch_ahead(args.in, j);

@@ -1,6 +1,6 @@
 #include "llmc/kernels/rows/residual.cuh"
 
-#include "llmc/kernels/kernel_test.h"
+#include "llmc/kernels/kernel_testing.h"
 
 TEST_CASE_TEMPLATE("residual: the sum is exact up to one rounding, any length and alignment", Real, float, bf16) {
     KernelTest test;

@@ -70,7 +70,7 @@ public:
             for (const TensorEntry& entry : files_.back()->entries()) {
                 const bool prefixed = entry.name.starts_with(prefix);
                 const std::string plain = prefixed ? entry.name.substr(std::string(prefix).size()) : entry.name;
-                if (!places_.emplace(plain, Place{files_.back().get(), &entry}).second) {
+                if (!sources_.emplace(plain, TensorSource{files_.back().get(), &entry}).second) {
                     bad(files_.back()->path(), text("tensor '", plain, "' is there twice"));
                 }
             }
@@ -78,7 +78,7 @@ public:
         for (const ParamInfo& param : table_.all()) {
             for (const FileTensor& tensor : tensors_of(param)) {
                 check_type_and_shape(tensor);
-                places_.at(tensor.name).is_read = true;
+                sources_.at(tensor.name).is_read = true;
             }
         }
         if (table_.config().tied) check_same_classifier();
@@ -91,7 +91,7 @@ public:
     DType type() const override {
         const bool narrow = std::ranges::all_of(table_.all(), [this](const ParamInfo& param) {
             return std::ranges::all_of(tensors_of(param), [this](const FileTensor& tensor) {
-                return places_.at(tensor.name).entry->type == TensorType::BF16;
+                return sources_.at(tensor.name).entry->type == TensorType::BF16;
             });
         });
         return narrow ? DType::bf16 : DType::fp32;
@@ -100,7 +100,7 @@ public:
     std::vector<float> read(const ParamInfo& param) const override {
         std::vector<float> all;
         for (const FileTensor& tensor : tensors_of(param)) {
-            const Place& place = places_.at(tensor.name);
+            const TensorSource& place = sources_.at(tensor.name);
             std::vector<float> values = values_of(place);
             if (tensor.transposed) values = transposed<float>(values, param.tensor.cols, tensor.rows, 0, tensor.rows);
             all.insert(all.end(), values.begin(), values.end());
@@ -112,7 +112,7 @@ public:
     std::vector<float> router_bias() const override { return router_bias_; }
 
 private:
-    struct Place {
+    struct TensorSource {
         const SafetensorsFile* file;
         const TensorEntry* entry;
         bool is_read = false;   // or known to hold nothing of its own
@@ -122,15 +122,15 @@ private:
         return file_tensors(table_, param, false, &family_);
     }
 
-    static std::vector<float> values_of(const Place& place) {
+    static std::vector<float> values_of(const TensorSource& place) {
         if (place.entry->type != TensorType::F64) return place.file->read_as<float>(*place.entry);
         const std::vector<double> wide = place.file->read_as<double>(*place.entry);
         return {wide.begin(), wide.end()};
     }
 
     void check_type_and_shape(const FileTensor& tensor) const {
-        const auto found = places_.find(tensor.name);
-        if (found == places_.end()) bad(folder_, text("there is no tensor '", tensor.name, "' in its files"));
+        const auto found = sources_.find(tensor.name);
+        if (found == sources_.end()) bad(folder_, text("there is no tensor '", tensor.name, "' in its files"));
         const TensorEntry& entry = *found->second.entry;
         if (!is_real(entry.type)) {
             bad(found->second.file->path(),
@@ -148,9 +148,9 @@ private:
     // Throws if config.json ties the classifier to the embedding and there is a lm_head.weight that is no copy of it.
     void check_same_classifier() {
         const std::string name = tensors_of(table_[table_.index("wte.weight")]).front().name;
-        const auto classifier = places_.find("lm_head.weight"), embedding = places_.find(name);
-        if (classifier == places_.end()) return;
-        Place &one = classifier->second, &other = embedding->second;
+        const auto classifier = sources_.find("lm_head.weight"), embedding = sources_.find(name);
+        if (classifier == sources_.end()) return;
+        TensorSource &one = classifier->second, &other = embedding->second;
         one.is_read = true;
         if (one.entry->shape == other.entry->shape && is_real(one.entry->type) && values_of(one) == values_of(other)) {
             return;
@@ -166,10 +166,10 @@ private:
     // that this one does not have.
     void check_all_are_read(const std::string& ignored) const {
         constexpr int most_named = 8;
-        const Place* first = nullptr;
+        const TensorSource* first = nullptr;
         std::string names;
         int unread = 0;
-        for (const auto& [plain, place] : places_) {
+        for (const auto& [plain, place] : sources_) {
             const std::string& name = place.entry->name;
             if (place.is_read || is_harmless(name, family_) || matches_one(ignored, name)) continue;
             if (first == nullptr) first = &place;
@@ -188,7 +188,7 @@ private:
     ParamTable table_;
     const ModelFamily& family_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
-    std::map<std::string, Place> places_;   // by name without the prefix
+    std::map<std::string, TensorSource> sources_;   // by name without the prefix
     std::vector<float> router_bias_;
 };
 

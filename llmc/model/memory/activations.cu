@@ -81,15 +81,15 @@ ActivationPool::ActivationPool(Arena& arena, const RankSizes& sizes, int layers,
         const std::string prefix = i > 0 ? text("set ", i, "/") : "";
         activations.add(make_activations(arena, buffers_, prefix, sizes, layers, recompute, shared));
     }
-    auto add_borders = [&](Pool<BoundaryTensor>& pool, int count, const char* name) {
+    auto add_boundaries = [&](Pool<BoundaryTensor>& pool, int count, const char* name) {
         for (int i = 0; i < count; i++) {
             floatX* const data = buffers_.take<floatX>(arena, text("activations/", name, i > 0 ? text(" ", i) : ""),
                                                        std::int64_t{sizes.residual_rows()} * sizes.C);
             pool.add({data, {}});
         }
     };
-    add_borders(inputs, in_flight.inputs, "input");
-    add_borders(gradients, in_flight.gradients, "dresidual");
+    add_boundaries(inputs, in_flight.inputs, "input");
+    add_boundaries(gradients, in_flight.gradients, "dresidual");
     for (int i = 0; i < in_flight.delayed; i++) {
         delayed.add(make_delayed(arena, buffers_, text("delayed ", i, "/"), sizes, layers, recompute, norm_bytes));
     }

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "llmc/base/dtype.h"
-#include "llmc/model/precision.h"
 #include "llmc/model/memory/rank_sizes.h"
+#include "llmc/model/precision.h"
 
 // Each level drops what the ones before it drop, and more.
 enum class Recompute : std::uint8_t {

@@ -4,7 +4,7 @@
 
 #include "llmc/base/error.h"
 
-RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
+RankSizes rank_sizes(const ModelConfig& config, const RankLayout& place, bool sequence_parallel, int B, int T,
                      int ulysses) {
     const MeshShape& mesh = place.mesh;
     const TensorSpec wte{config.padded_vocab_size, config.channels, TensorCut::vocabulary};

@@ -43,7 +43,7 @@ struct RankSizes {
     int attended_width() const { return (NH + 2 * std::max(KV, ulysses)) * HS; }
 };
 // Returns the sizes on the rank `place`. `T`: tokens of a whole sequence, which cp ranks share evenly.
-RankSizes rank_sizes(const ModelConfig& config, const ShardPlace& place, bool sequence_parallel, int B, int T,
+RankSizes rank_sizes(const ModelConfig& config, const RankLayout& place, bool sequence_parallel, int B, int T,
                      int ulysses = 1);
 // Returns the number of which a single sequence's length must be a multiple: `cp` ranks share its tokens, and
 // `residual_parts` tp ranks the rows of each.

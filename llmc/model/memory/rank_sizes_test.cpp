@@ -11,7 +11,7 @@ TEST_CASE("rank sizes: the parts of tp and cp ranks are the whole") {
             const RankSizes whole = rank_sizes(config, {}, false, 3, 48);
             int tokens = 0, heads = 0;
             for (int tp = 0; tp < mesh.tp; tp++) {
-                const ShardPlace place{mesh, {0, 0, 0, tp}, 0};
+                const RankLayout place{mesh, {0, 0, 0, tp}, 0};
                 const RankSizes part = rank_sizes(config, place, true, 3, 48);
                 CHECK(part.T * mesh.cp == whole.T);
                 CHECK(part.rows() * mesh.cp == whole.rows());

@@ -11,7 +11,7 @@ Gradients::Gradients(Arena& arena, DType type, const ParamStorage& storage, cuda
 }
 
 GradientTarget Gradients::next(int param) {
-    const TensorPlace* place = kept_.storage().find(param);
+    const TensorLayout* place = kept_.storage().find(param);
     ENSURE(place != nullptr, "this rank holds no ", kept_.storage().table()[param].name);
     const auto index = static_cast<std::size_t>(place - kept_.storage().tensors().data());
     const bool accumulate = begun_[index];

@@ -5,17 +5,17 @@
 #include <utility>
 
 ParamStorage::ParamStorage(const ParamTable& table)
-    : ParamStorage(table, ShardPlace{}, StageUnits{{{0, table.config().layers}}, true, true}) {}
+    : ParamStorage(table, RankLayout{}, StageUnits{{{0, table.config().layers}}, true, true}) {}
 
-ParamStorage::ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage)
+ParamStorage::ParamStorage(const ParamTable& table, const RankLayout& place, const StageUnits& stage)
     : table_(table), place_(place), stage_(stage), place_of_param_(static_cast<std::size_t>(table.size()), -1) {
-    if (place_.deals_matrices && place_.zero_stage <= 1) deal_matrices();
+    if (place_.assigns_matrices && place_.zero_stage <= 1) deal_matrices();
     auto add_unit = [&](int unit, bool tied_copy) {
-        UnitPlace place_of_unit{unit, table_.unit_name(unit), 0, {}, 0, {}};
+        UnitLayout place_of_unit{unit, table_.unit_name(unit), 0, {}, 0, {}};
         for (int param : table_.unit_params(unit, tied_copy)) {
             const TensorSpec& spec = table_[param].tensor;
             const AxisSet zero = zero_axes_of(spec, place_.mesh);
-            TensorPlace tensor;
+            TensorLayout tensor;
             tensor.param = param;
             tensor.slot = static_cast<int>(units_.size());
             tensor.elements = held_part_of(spec, place_.mesh).elements();
@@ -40,24 +40,24 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
       place_(whole.place_),
       stage_(whole.stage_),
       place_of_param_(whole.place_of_param_.size(), -1) {
-    for (const UnitPlace& unit : whole.units_) {
-        UnitPlace& own = units_.emplace_back(UnitPlace{unit.unit, unit.name, 0, {}, 0, {}});
+    for (const UnitLayout& unit : whole.units_) {
+        UnitLayout& own = units_.emplace_back(UnitLayout{unit.unit, unit.name, 0, {}, 0, {}});
         for (int i : unit.tensors) {
-            TensorPlace tensor = whole.tensors_[static_cast<std::size_t>(i)];
+            TensorLayout tensor = whole.tensors_[static_cast<std::size_t>(i)];
             if (!keeps(table_[tensor.param])) continue;
             append(own, tensor);
         }
     }
 }
 
-void ParamStorage::append(UnitPlace& unit, TensorPlace tensor) {
+void ParamStorage::append(UnitLayout& unit, TensorLayout tensor) {
     tensor.offset = unit.padded;
     tensor.kept_offset = unit.kept;
     const AxisSet zero = zero_axes_of(table_[tensor.param].tensor, place_.mesh);
     if (unit.spans.empty() || unit.spans.back().zero != zero) {
         unit.spans.push_back({.zero = zero, .offset = unit.padded, .kept_offset = unit.kept});
     }
-    SpanPlace& span = unit.spans.back();
+    SpanLayout& span = unit.spans.back();
     unit.padded += tensor.padded, span.padded += tensor.padded;
     unit.kept += tensor.kept, span.kept += tensor.kept;
     unit.tensors.push_back(static_cast<int>(tensors_.size()));
@@ -83,7 +83,7 @@ void ParamStorage::deal_matrices() {
                 for (std::int64_t rows : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {
                     cost += static_cast<double>(rows * tensor.cols) * static_cast<double>(std::min(rows, tensor.cols));
                 }
-                Matrices& matrices = by_ranks[is_dealt(tensor, place_.mesh)];
+                Matrices& matrices = by_ranks[is_expert_parallel(tensor, place_.mesh)];
                 matrices.params.push_back(param);
                 matrices.costs.push_back(cost);
                 matrices.ranks = group_size(place_.mesh, zero_axes_of(tensor, place_.mesh));
@@ -91,22 +91,22 @@ void ParamStorage::deal_matrices() {
         }
     }
     for (const auto& [_, matrices] : by_ranks) {
-        const std::vector<int> owners = deal_by_cost(matrices.costs, matrices.ranks);
+        const std::vector<int> owners = assign_by_cost(matrices.costs, matrices.ranks);
         for (std::size_t i = 0; i < owners.size(); i++) table_.set_owner(matrices.params[i], owners[i]);
     }
 }
 
-const TensorPlace* ParamStorage::find(int param) const {
+const TensorLayout* ParamStorage::find(int param) const {
     const int i = place_of_param_[static_cast<std::size_t>(param)];
     return i < 0 ? nullptr : &tensors_[static_cast<std::size_t>(i)];
 }
 
-std::int64_t ParamStorage::unit_elements(const UnitPlace& unit, StateKind state) const {
+std::int64_t ParamStorage::unit_elements(const UnitLayout& unit, StateKind state) const {
     return shards(state) ? unit.kept : unit.padded;
 }
 
 // Padding rows are the last ones of a tensor that is cut by rows.
-std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorPlace& tensor, StateKind state) const {
+std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorLayout& tensor, StateKind state) const {
     const ParamInfo& param = table_[tensor.param];
     const std::int64_t end = param.exported_elements();
     std::vector<OwnedRange> ranges = owned_ranges(param.tensor, place_, state);
@@ -119,33 +119,33 @@ std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorPlace& tensor,
     return ranges;
 }
 
-std::int64_t ParamStorage::tensor_offset(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::tensor_offset(const TensorLayout& tensor, StateKind state) const {
     return shards(state) ? tensor.kept_offset : tensor.offset;
 }
 
 int ParamStorage::layer_set(int slot, int sets) const {
-    auto is_layer = [this](const UnitPlace& unit) { return table_.is_layer(unit.unit); };
+    auto is_layer = [this](const UnitLayout& unit) { return table_.is_layer(unit.unit); };
     if (!is_layer(units_[static_cast<std::size_t>(slot)])) return -1;
     return static_cast<int>(std::count_if(units_.begin(), units_.begin() + slot, is_layer) % sets);
 }
 
-std::int64_t ParamStorage::owned_offset(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::owned_offset(const TensorLayout& tensor, StateKind state) const {
     return shards(StateKind::optimizer) ? shard_offset(tensor, state) : 0;
 }
 
-std::int64_t ParamStorage::shard_offset(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::shard_offset(const TensorLayout& tensor, StateKind state) const {
     const TensorSpec& spec = table_[tensor.param].tensor;
     if (shards(state) || spec.owner >= 0) return 0;
     return group_rank(place_.mesh, place_.at, zero_axes_of(spec, place_.mesh)) * tensor.kept;
 }
 
-std::int64_t ParamStorage::padded_elements(const TensorPlace& tensor, StateKind state) const {
+std::int64_t ParamStorage::padded_elements(const TensorLayout& tensor, StateKind state) const {
     return shards(state) ? tensor.kept : tensor.padded;
 }
 
 std::int64_t ParamStorage::largest_owned() const {
     std::int64_t largest = 0;
-    for (const TensorPlace& tensor : tensors_) {
+    for (const TensorLayout& tensor : tensors_) {
         const bool whole = !shards(StateKind::optimizer) || table_[tensor.param].tensor.owner >= 0;
         largest = std::max(largest, whole ? tensor.padded : tensor.kept);
     }
@@ -156,7 +156,7 @@ StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, c
                            StateKind state, int layer_sets)
     : storage_(&storage), state_(state), type_(type) {
     std::vector<DeviceBuffer<std::byte>> sets(static_cast<std::size_t>(layer_sets));
-    for (const UnitPlace& unit : storage.units()) {
+    for (const UnitLayout& unit : storage.units()) {
         const std::size_t bytes = static_cast<std::size_t>(storage.unit_elements(unit, state)) * size_of(type);
         const int set = layer_sets > 0 ? storage.layer_set(static_cast<int>(buffers_.size()), layer_sets) : -1;
         DeviceBuffer<std::byte> own;
@@ -169,17 +169,17 @@ StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, c
 }
 
 TypedPointer StateBuffers::tensor(int param) const {
-    const TensorPlace* place = storage_->find(param);
+    const TensorLayout* place = storage_->find(param);
     return place ? unit(place->slot) + storage_->tensor_offset(*place, state_) : TypedPointer(nullptr, type_);
 }
 
 TypedPointer StateBuffers::owned(int param) const {
-    const TensorPlace* place = storage_->find(param);
+    const TensorLayout* place = storage_->find(param);
     return place ? tensor(param) + storage_->owned_offset(*place, state_) : TypedPointer(nullptr, type_);
 }
 
 TypedPointer StateBuffers::shard(int param) const {
-    const TensorPlace* place = storage_->find(param);
+    const TensorLayout* place = storage_->find(param);
     return place ? tensor(param) + storage_->shard_offset(*place, state_) : TypedPointer(nullptr, type_);
 }
 

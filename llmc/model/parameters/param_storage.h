@@ -8,7 +8,7 @@
 // and in a sharded one every offset from its beginning is the whole buffer's divided by the number of these ranks. A
 // unit is one span unless experts are dealt out.
 //
-// If matrices are dealt out (ShardPlace::deals_matrices, for Muon), ZeRO-1 does not cut the matrices of layers: each
+// If matrices are dealt out (RankLayout::assigns_matrices, for Muon), ZeRO-1 does not cut the matrices of layers: each
 // has one owner among the ranks that ZeRO would cut it over (for experts that are dealt out, their holders). They are
 // dealt by cost, larger side x smaller side^2 of every block, the costliest first, each to the rank with the least so
 // far. Ranks then keep different sizes.
@@ -24,7 +24,7 @@
 #include "llmc/model/parameters/param_table.h"
 
 // One tensor this rank holds a tp shard of.
-struct TensorPlace {
+struct TensorLayout {
     int param = -1;                           // index in the ParamTable
     int slot = -1;                            // index in the storage's units
     std::int64_t offset = 0;                  // offset of the tp shard in its unit's whole buffer
@@ -33,22 +33,22 @@ struct TensorPlace {
     std::int64_t kept_offset = 0, kept = 0;   // this rank's shard in its unit's sharded buffer; elements
 };
 
-struct SpanPlace {
+struct SpanLayout {
     AxisSet zero = zero_axes;                 // axes over which gradients are summed and ZeRO shards cut
     std::int64_t offset = 0, padded = 0;      // offset in its unit's whole buffer, and elements
     std::int64_t kept_offset = 0, kept = 0;   // likewise in the sharded buffer
     std::vector<int> tensors = {};            // indices in the storage's tensors
 
-    bool is_dealt() const { return zero.contains(Axis::holder); }   // experts that are dealt out
+    bool is_expert_parallel() const { return zero.contains(Axis::holder); }   // experts that are dealt out
 };
 
-struct UnitPlace {
+struct UnitLayout {
     int unit = -1;   // as ParamTable numbers them
     std::string name;
-    std::int64_t padded = 0;        // elements of the whole buffer
-    std::vector<int> tensors;       // indices in the storage's tensors
-    std::int64_t kept = 0;          // elements of the sharded buffer
-    std::vector<SpanPlace> spans;   // all of it, in order
+    std::int64_t padded = 0;         // elements of the whole buffer
+    std::vector<int> tensors;        // indices in the storage's tensors
+    std::int64_t kept = 0;           // elements of the sharded buffer
+    std::vector<SpanLayout> spans;   // all of it, in order
 };
 
 // Units that a rank holds: those of its pipeline stage. The layers of its chunks need not follow each other.
@@ -62,26 +62,26 @@ public:
     // Lays out everything on one rank.
     explicit ParamStorage(const ParamTable& table);
     // Lays out the part of one rank of a mesh.
-    ParamStorage(const ParamTable& table, const ShardPlace& place, const StageUnits& stage);
+    ParamStorage(const ParamTable& table, const RankLayout& place, const StageUnits& stage);
     // Lays out the units of `whole` with only the tensors that `keeps` chooses.
     ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps);
 
     const ParamTable& table() const { return table_; }
-    const ShardPlace& place() const { return place_; }
+    const RankLayout& place() const { return place_; }
     const StageUnits& stage() const { return stage_; }
-    const std::vector<UnitPlace>& units() const { return units_; }
-    const std::vector<TensorPlace>& tensors() const { return tensors_; }   // units in order, table order within each
+    const std::vector<UnitLayout>& units() const { return units_; }
+    const std::vector<TensorLayout>& tensors() const { return tensors_; }   // units in order, table order within each
 
     // Returns the place of a parameter; null if this rank holds none of it.
-    const TensorPlace* find(int param) const;
+    const TensorLayout* find(int param) const;
 
     // Returns the elements of a unit's buffer: whole, or this rank's shards.
-    std::int64_t unit_elements(const UnitPlace& unit, StateKind state) const;
+    std::int64_t unit_elements(const UnitLayout& unit, StateKind state) const;
     // Returns owned_ranges() of a tensor without the rows that only pad the vocabulary, which stay zero.
-    std::vector<OwnedRange> exported_ranges(const TensorPlace& tensor, StateKind state) const;
+    std::vector<OwnedRange> exported_ranges(const TensorLayout& tensor, StateKind state) const;
     // Return the offset and the elements (padding included) of a tensor in such a buffer.
-    std::int64_t tensor_offset(const TensorPlace& tensor, StateKind state) const;
-    std::int64_t padded_elements(const TensorPlace& tensor, StateKind state) const;
+    std::int64_t tensor_offset(const TensorLayout& tensor, StateKind state) const;
+    std::int64_t padded_elements(const TensorLayout& tensor, StateKind state) const;
     // Returns the elements of the largest part of a tensor that a rank owns.
     std::int64_t largest_owned() const;
     // Returns which of `sets` shared buffers holds a unit's unsharded copy: the layers of this rank take turns in
@@ -89,20 +89,20 @@ public:
     int layer_set(int slot, int sets) const;
     // Returns where this rank's ZeRO shard begins in a tensor of such a buffer, whether or not the ZeRO stage uses
     // shards.
-    std::int64_t shard_offset(const TensorPlace& tensor, StateKind state) const;
+    std::int64_t shard_offset(const TensorLayout& tensor, StateKind state) const;
     // Returns where the part begins that this rank's optimizer owns: all of the tensor at stage 0.
-    std::int64_t owned_offset(const TensorPlace& tensor, StateKind state) const;
+    std::int64_t owned_offset(const TensorLayout& tensor, StateKind state) const;
 
 private:
     bool shards(StateKind state) const { return is_sharded(state, place_.zero_stage); }
     void deal_matrices();
-    void append(UnitPlace& unit, TensorPlace tensor);   // after the tensors that the unit has
+    void append(UnitLayout& unit, TensorLayout tensor);   // after the tensors that the unit has
 
     ParamTable table_;
-    ShardPlace place_;
+    RankLayout place_;
     StageUnits stage_;
-    std::vector<UnitPlace> units_;
-    std::vector<TensorPlace> tensors_;
+    std::vector<UnitLayout> units_;
+    std::vector<TensorLayout> tensors_;
     std::vector<int> place_of_param_;   // index in tensors_, or -1
 };
 

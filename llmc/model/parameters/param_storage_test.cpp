@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "llmc/mesh/element_home_test.h"
+#include "llmc/mesh/element_home_testing.h"
 
 namespace {
 
@@ -18,10 +18,10 @@ TEST_CASE("param_storage: on one rank every tensor has its place, aligned and in
     CHECK(storage.units().size() == 6);
     CHECK(storage.tensors().size() == static_cast<std::size_t>(table.size()));
     std::int64_t elements = 0;
-    for (const UnitPlace& unit : storage.units()) {
+    for (const UnitLayout& unit : storage.units()) {
         std::int64_t next = 0;
         for (int i : unit.tensors) {
-            const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+            const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
             CHECK(storage.find(tensor.param) == &tensor);
             CHECK(tensor.offset == next);
             CHECK(tensor.offset % shard_alignment == 0);
@@ -39,9 +39,9 @@ TEST_CASE("param_storage: on one rank every tensor has its place, aligned and in
 TEST_CASE("param_storage: a sharded buffer is the whole one divided by the ZeRO ranks, tensor by tensor") {
     const ParamTable table(small);
     for (int dp : {1, 2, 3, 7}) {
-        const ShardPlace place{{1, dp, 1, 2}, {0, dp - 1, 0, 1}, 2};
+        const RankLayout place{{1, dp, 1, 2}, {0, dp - 1, 0, 1}, 2};
         const ParamStorage storage(table, place, {{{0, 4}}, true, true});
-        for (const TensorPlace& tensor : storage.tensors()) {
+        for (const TensorLayout& tensor : storage.tensors()) {
             CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
             CHECK(storage.tensor_offset(tensor, StateKind::gradients) * dp == tensor.offset);
             CHECK(storage.padded_elements(tensor, StateKind::gradients) ==
@@ -55,12 +55,12 @@ TEST_CASE("param_storage: experts that are dealt out are a span of their unit, c
     ModelConfig config = small;
     config.experts = 8, config.shared_experts = 1;
     const ParamTable table(config);
-    const ShardPlace place{{1, 4, 1, 2, 0, 4}, {0, 3, 0, 1}, 2};   // two ranks hold the same two experts
+    const RankLayout place{{1, 4, 1, 2, 0, 4}, {0, 3, 0, 1}, 2};   // two ranks hold the same two experts
     const ParamStorage storage(table, place, {{{0, 4}}, true, true});
-    for (const UnitPlace& unit : storage.units()) {
+    for (const UnitLayout& unit : storage.units()) {
         REQUIRE(unit.spans.size() == (table.is_layer(unit.unit) ? 2u : 1u));
         std::int64_t next = 0, next_kept = 0;
-        for (const SpanPlace& span : unit.spans) {
+        for (const SpanLayout& span : unit.spans) {
             const int ranks = group_size(place.mesh, span.zero);
             CHECK(ranks == (span.zero == holder_axes ? 2 : 4));
             CHECK(span.offset == next);
@@ -68,7 +68,7 @@ TEST_CASE("param_storage: experts that are dealt out are a span of their unit, c
             CHECK(span.kept * ranks == span.padded);
             next += span.padded, next_kept += span.kept;
             for (int i : span.tensors) {
-                const TensorPlace& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+                const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
                 const ParamInfo& info = table[tensor.param];
                 CHECK((span.zero == holder_axes) == (info.name.find("mlp.experts.") != std::string::npos));
                 CHECK(tensor.elements * (span.zero == holder_axes ? 4 : 1) ==
@@ -90,9 +90,9 @@ TEST_CASE("param_storage: matrices that are dealt out are whole on one rank each
         std::map<int, int> owners;   // by parameter
         const LayerRange layers = balance_layers(12, stages, 0.0, 0.0).back();
         for (int rank = 0; rank < dp; rank++) {
-            const ShardPlace place{{stages, dp, 1, 2}, {stages - 1, rank, 0, 1}, 1, true};
+            const RankLayout place{{stages, dp, 1, 2}, {stages - 1, rank, 0, 1}, 1, true};
             const ParamStorage storage(table, place, {{layers}, stages == 1, true});
-            for (const TensorPlace& tensor : storage.tensors()) {
+            for (const TensorLayout& tensor : storage.tensors()) {
                 const ParamInfo& info = storage.table()[tensor.param];
                 const std::int64_t kept = storage.padded_elements(tensor, StateKind::optimizer);
                 CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
@@ -124,10 +124,10 @@ TEST_CASE("param_storage: pipeline stages hold every unit once, and the tied emb
         std::map<int, int> owners;   // by parameter
         const std::vector<LayerRange> ranges = balance_layers(small.layers, pp, 0.0, 1.0);
         for (int stage = 0; stage < pp; stage++) {
-            const ShardPlace place{{pp, 2, 1, 1}, {stage, 0, 0, 0}, 1};
+            const RankLayout place{{pp, 2, 1, 1}, {stage, 0, 0, 0}, 1};
             const ParamStorage storage(table, place,
                                        {{ranges[static_cast<std::size_t>(stage)]}, stage == 0, stage == pp - 1});
-            for (const TensorPlace& tensor : storage.tensors()) owners[tensor.param]++;
+            for (const TensorLayout& tensor : storage.tensors()) owners[tensor.param]++;
         }
         for (int i = 0; i < table.size(); i++) CHECK(owners[i] == (table[i].tensor.tied && pp > 1 ? 2 : 1));
     }
@@ -137,7 +137,7 @@ TEST_CASE("param_storage: where the classifier is not tied, every tensor has one
     ModelConfig config = small;
     config.tied = false;
     const ParamTable table(config);
-    const ShardPlace place{{2, 1, 1, 1}, {1, 0, 0, 0}, 0};
+    const RankLayout place{{2, 1, 1, 1}, {1, 0, 0, 0}, 0};
     const ParamStorage last(table, place, {{{2, 4}}, false, true});
     CHECK(last.find(table.index("wte.weight")) == nullptr);
     CHECK(last.find(table.index("lm_head.weight")) != nullptr);
@@ -145,7 +145,7 @@ TEST_CASE("param_storage: where the classifier is not tied, every tensor has one
 
 TEST_CASE("param_storage: layers that follow each other on a rank have different sets, whatever their numbers") {
     const ParamTable table(custom_model_config(9, 4, 64, 24, 200));
-    const ParamStorage storage(table, ShardPlace{}, {{{0, 3}, {6, 9}}, true, false});   // layers 2 and 6 are neighbours
+    const ParamStorage storage(table, RankLayout{}, {{{0, 3}, {6, 9}}, true, false});   // layers 2 and 6 are neighbours
     std::vector<int> sets;
     for (std::size_t slot = 0; slot < storage.units().size(); slot++) {
         sets.push_back(storage.layer_set(static_cast<int>(slot), 2));
@@ -165,7 +165,7 @@ TEST_CASE("param_storage: a state is seen as elements of its own type alone, and
         const StateBuffers state(arena, type, "state", storage, StateKind::gradients);
         const StateBuffers turns(arena, type, "turns", storage, StateKind::unsharded, 2);
         std::size_t elements = 0;
-        for (const UnitPlace& unit : storage.units()) elements += static_cast<std::size_t>(unit.padded);
+        for (const UnitLayout& unit : storage.units()) elements += static_cast<std::size_t>(unit.padded);
         CHECK(state.bytes() == elements * size_of(type));
         CHECK(turns.bytes() == elements * size_of(type));
         const int param = storage.table().index("mlp.c_fc.weight", 1);

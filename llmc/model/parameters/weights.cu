@@ -6,7 +6,7 @@ template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
     state.zero(stream);
-    for (const TensorPlace& tensor : storage.tensors()) {
+    for (const TensorLayout& tensor : storage.tensors()) {
         const ParamInfo& param = storage.table()[tensor.param];
         if (param.init == Init::zeros) continue;
         T* data = state.tensor(tensor.param);
@@ -25,7 +25,7 @@ void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaS
 template <class T>
 void upload_tensor(const ModelState<T>& state, int param, std::span<const float> values, cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
-    const TensorPlace* place = storage.find(param);
+    const TensorLayout* place = storage.find(param);
     if (place == nullptr) return;
     const TensorSpec& tensor = storage.table()[param].tensor;
     ENSURE(values.size() == static_cast<std::size_t>(tensor.elements()), values.size(), " values for ",
@@ -45,7 +45,7 @@ void upload_tensor(const ModelState<T>& state, int param, std::span<const float>
 template <class T>
 void load_parameters(const ModelState<T>& state, const WeightSource& source, cudaStream_t stream) {
     ENSURE(source.config() == state.storage().table().config(), "weights of another model");
-    for (const TensorPlace& tensor : state.storage().tensors()) {
+    for (const TensorLayout& tensor : state.storage().tensors()) {
         upload_tensor<T>(state, tensor.param, source.read(state.storage().table()[tensor.param]), stream);
     }
 }

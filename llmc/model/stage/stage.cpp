@@ -162,7 +162,7 @@ void Stage::begin_pass(const Uses& uses) const {
 template <class Work>
 void Stage::use(Direction direction, Work&& work) {
     if (hooks_) hooks_->use_begins();
-    matmul_.leave_free(multiprocessors_beside(direction));
+    matmul_.reserve_multiprocessors(multiprocessors_beside(direction));
     work();
     if (hooks_) hooks_->use_ends();
 }

@@ -23,7 +23,7 @@ struct StageOptions {
     bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
-    ShardPlace place = {};            // which part of the model this rank keeps; by default all of it
+    RankLayout place = {};            // which part of the model this rank keeps; by default all of it
     bool documents = false;           // attention is masked between documents; batches say where these begin
     int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything

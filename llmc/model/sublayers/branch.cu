@@ -32,8 +32,8 @@ void Branch::add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-void Branch::enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::EnteringWork& work) const {
-    tools_.cut_points.enter_columns(norm_after() ? args.in : a.norm.out, tools_.sizes.rows(), work, tools_.stream);
+void Branch::enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::GatheredWork& work) const {
+    tools_.cut_points.gather_to_tp(norm_after() ? args.in : a.norm.out, tools_.sizes.rows(), work, tools_.stream);
 }
 
 // Projects and norms this rank's residual rows, into Workspace::branch_out.
@@ -43,7 +43,7 @@ void Branch::norm_projection(const BranchActivations& a, const floatX* inner) co
     auto project = [&](Rows part) {
         out_.forward(at_row(whole, part, C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
     };
-    tools_.cut_points.leave_rows(whole, a.projected, tools_.sizes.rows(), project, tools_.stream);
+    tools_.cut_points.reduce_from_tp(whole, a.projected, tools_.sizes.rows(), project, tools_.stream);
     norm_.forward({tools_.workspace.branch_out, a.norm.mean, a.norm.rstd}, a.projected);
 }
 
@@ -54,18 +54,18 @@ void Branch::project_and_add(const SublayerForward& args, const BranchActivation
     if (norm_after()) {
         norm_projection(a, inner);
         if (out) add_branch(args, made, tools_);
-    } else if (out && cut.leaves_whole_sums()) {   // the matmul itself adds
+    } else if (out && cut.makes_whole_sums()) {   // the matmul itself adds
         auto project_and_add = [&](Rows part) {
             out_.forward_add(at_row(out, part, C), at_row(args.in, part, C), at_row(inner, part, out_.in_channels()),
                              part.count, tools_.stream);
         };
-        cut.leave_rows(out, out, tools_.sizes.rows(), project_and_add, tools_.stream);
+        cut.reduce_from_tp(out, out, tools_.sizes.rows(), project_and_add, tools_.stream);
         if (args.next) args.next->norm.forward(args.next->to, out);
     } else if (out) {
         auto project = [&](Rows part) {
             out_.forward(at_row(made, part, C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
         };
-        add_branch(args, cut.leave_rows(made, nullptr, tools_.sizes.rows(), project, tools_.stream), tools_);
+        add_branch(args, cut.reduce_from_tp(made, nullptr, tools_.sizes.rows(), project, tools_.stream), tools_);
     }
 }
 
@@ -98,13 +98,13 @@ const floatX* Branch::project_backward(const SublayerBackward& args, const Branc
     const int rows = tools_.sizes.rows();
     if (norm_after()) norm_backward(args, a, args.dresidual);
     const floatX* const dprojected = norm_after() ? a.projected : args.dresidual;   // (Rr, C)
-    const floatX* const dout = cut.leave_rows_backward(dprojected, args.queue, stream);
+    const floatX* const dout = cut.reduce_from_tp_backward(dprojected, args.queue, stream);
     const floatX* const kept =
         norm_after() ? dprojected
                      : keep_gradient(args, args.delayed_dout, dprojected, tools_.sizes.residual_elements(), stream);
     args.queue.add([=, this, &cut, &gradients = args.gradients, &queue = args.queue, delayed = args.delayed()] {
         // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them.
-        const floatX* const all = delayed ? cut.leave_rows_backward(kept, queue, stream) : dout;
+        const floatX* const all = delayed ? cut.reduce_from_tp_backward(kept, queue, stream) : dout;
         out_.backward_weight(gradients, all, inner, rows, stream);
     });
     return dout;
@@ -116,14 +116,14 @@ void Branch::enter_backward(const SublayerBackward& args, const BranchActivation
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
     const floatX* const entered = norm_after() ? args.in : a.norm.out;
-    if (!args.delayed()) cut.will_enter_columns(entered, stream);   // its gather hides behind the matmul before its use
+    if (!args.delayed()) cut.will_gather_to_tp(entered, stream);   // its gather hides behind the matmul before its use
     const floatX* const kept = keep_gradient(args, hidden, dhidden, std::int64_t{rows} * in_.out_channels(), stream);
     args.queue.add([=, this, &cut, &gradients = args.gradients] {
-        in_.backward_weight(gradients, kept, cut.enter_columns(entered, stream), rows, stream);
+        in_.backward_weight(gradients, kept, cut.gather_to_tp(entered, stream), rows, stream);
     });
     floatX* const part_of_sum = tools_.workspace.dnormed;
     in_.backward_input(part_of_sum, dhidden, rows, stream);
-    const floatX* const din = cut.enter_columns_backward(part_of_sum, args.queue, stream);
+    const floatX* const din = cut.gather_to_tp_backward(part_of_sum, args.queue, stream);
     if (!norm_after()) return norm_backward(args, a, din);
     residual_forward<floatX>(args.dresidual, args.dresidual, din, tools_.sizes.residual_elements(), stream);
 }

@@ -18,7 +18,7 @@ public:
     const Linear& out() const { return out_; }
 
     // Runs `work`, which begins with in(), on rows of the branch's input as they come from other tp ranks.
-    void enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::EnteringWork& work) const;
+    void enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::GatheredWork& work) const;
     // Computes args.out = args.in + projection of `inner` (R, in_channels of out()), normed if norms come after; then
     // args.next.
     void project_and_add(const SublayerForward& args, const BranchActivations& a, const floatX* inner) const;

@@ -221,8 +221,8 @@ void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute
 }
 
 template <class A>
-void Experts::backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape,
-                              const A* dout, const floatX* in) const {
+void Experts::backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
+                              const floatX* in) const {
     const GradientTarget to = gradients.next(matrices.index);
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
         grouped_weight_gradient(to.data.as<G>(), dout, in, shape, to.accumulate, tools_.stream);

@@ -6,7 +6,7 @@
 #include "llmc/kernels/init.cuh"
 #include "llmc/mesh/context_cut.h"
 #include "llmc/parallel/context/ring.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

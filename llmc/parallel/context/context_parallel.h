@@ -25,7 +25,7 @@ public:
                 floatX* out, cudaStream_t stream) override;
     // With a ring, keeps back one gradient of weights (fc's, the largest): the last hop of dK and dV, which has no
     // attention to hide behind, hides behind it and attproj's.
-    floatX* enter_columns_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
+    floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
         queue.collective_started(ring_ ? 1 : WeightGradientQueue::all);
         return din;
     }

@@ -6,9 +6,9 @@
 #include <mutex>
 
 #include "llmc/base/rng.h"
-#include "llmc/kernels/attention/attention_reference_test.h"
+#include "llmc/kernels/attention/attention_reference_testing.h"
 #include "llmc/kernels/rows/embedding.cuh"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

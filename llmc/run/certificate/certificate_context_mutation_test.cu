@@ -3,7 +3,7 @@
 #include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/parallel/context/context_parallel.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
 

@@ -1,8 +1,8 @@
-// The certificate under context parallelism (certificate_test.h): rings, Ulysses and both, with data parallelism and
+// The certificate under context parallelism (certificate_testing.h): rings, Ulysses and both, with data parallelism and
 // every ZeRO stage.
 #include <chrono>
 
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 #include "llmc/run/choices/attention_of_run.h"
 
 using namespace certificate;

@@ -1,6 +1,6 @@
 // Documents that share a sequence and do not see each other: the same as each alone, under every axis of parallelism
-// (certificate_test.h), and what goes wrong when they are masked wrongly.
-#include "llmc/run/certificate/certificate_test.h"
+// (certificate_testing.h), and what goes wrong when they are masked wrongly.
+#include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
 

@@ -1,6 +1,6 @@
 // The certificate of mixtures of experts, with both losses of the router: every rank has all experts, or they are dealt
 // out.
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
 

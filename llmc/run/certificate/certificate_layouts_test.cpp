@@ -1,13 +1,13 @@
-// The certificate over every axis of parallelism together: a covering set of layouts (layout_cover_test.h), whose table
-// `make layouts` prints; numbers of ranks that share nothing evenly; and mistakes in traffic between axes.
+// The certificate over every axis of parallelism together: a covering set of layouts (layout_cover_testing.h), whose
+// table `make layouts` prints; numbers of ranks that share nothing evenly; and mistakes in traffic between axes.
 #include <atomic>
 #include <iostream>
 #include <map>
 
 #include "llmc/base/log.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/run/certificate/damage_test.h"
-#include "llmc/run/certificate/layout_cover_test.h"
+#include "llmc/run/certificate/damage_testing.h"
+#include "llmc/run/certificate/layout_cover_testing.h"
 
 using namespace certificate;
 
@@ -111,7 +111,7 @@ void add_squares_of_copies(Rank& rank, double* sum, cudaStream_t stream) {
     const ParamStorage& storage = rank.stage().storage();
     const auto gradients = rank.stage().gradients().kept().as<float>();
     double squares = 0, own = 0;
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const TensorSpec& tensor = storage.table()[place.param].tensor;
         for (const OwnedRange& range : owned_ranges(tensor, storage.place(), StateKind::optimizer, Heads::copied)) {
             std::vector<float> values(static_cast<std::size_t>(range.length));
@@ -412,7 +412,7 @@ TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, ov
             expect("boundary", sends->traffic().total(), m * R / 2 * C * b);
 
             const ParamStorage& storage = stage.storage();
-            const TensorPlace& wte = *storage.find(storage.table().index("wte.weight"));
+            const TensorLayout& wte = *storage.find(storage.table().index("wte.weight"));
             expect("tied", links.tied->traffic().total(),
                    static_cast<double>(storage.padded_elements(wte, StateKind::optimizer)) * sizeof(float));
             const ZeroTraffic formula = zero_traffic(storage, 2, b, sizeof(float));
@@ -485,7 +485,7 @@ struct Site {
 };
 
 // Returns the certificate's findings on rank 0 for a run whose traffic of one kind is damaged on all ranks alike;
-// nothing if it was skipped (on_ranks_test.h).
+// nothing if it was skipped (on_ranks_testing.h).
 std::optional<std::string> damaged(const Layout& layout, Damage damage, const Site& site, const Result& expected) {
     std::string story;
     std::atomic<int> hits = 0;

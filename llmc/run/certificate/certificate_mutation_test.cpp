@@ -3,8 +3,8 @@
 #include <atomic>
 #include <sstream>
 
-#include "llmc/run/certificate/certificate_test.h"
-#include "llmc/run/certificate/damage_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
+#include "llmc/run/certificate/damage_testing.h"
 
 using namespace certificate;
 

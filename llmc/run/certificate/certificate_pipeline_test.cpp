@@ -1,7 +1,7 @@
 // The certificate over pipelines: stages, schedules, micro-batches, data-parallel ranks and ZeRO stages.
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
-#include "llmc/parallel/schedule_edits_test.h"
+#include "llmc/parallel/schedule_edits_testing.h"
 #include "llmc/parallel/zero.h"
 
 using namespace certificate;
@@ -149,7 +149,7 @@ TEST_CASE("certificate: what a pipeline sends is a boundary for each micro-batch
             expect(links.input, 0);
             expect(links.output_gradient, 0);
             const ParamStorage& storage = rank.stage().storage();
-            const TensorPlace* wte = storage.find(storage.table().index("wte.weight"));
+            const TensorLayout* wte = storage.find(storage.table().index("wte.weight"));
             me.require((wte != nullptr) == (links.tied != nullptr), "who has the tied tensor");
             if (wte != nullptr) {
                 const double shard =

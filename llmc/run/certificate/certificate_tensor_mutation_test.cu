@@ -1,12 +1,12 @@
 // The certificate sees what goes wrong when tp ranks share a model: each of these mistakes makes it fail. (Exchanges
-// dropped or scaled, the target's logit counted twice, the maxima not reduced: certificate_tensor_test.cpp; a stray wait
-// of the host: overlap_tensor_host_test.cpp.)
+// dropped or scaled, the target's logit counted twice, the maxima not reduced: certificate_tensor_test.cpp; a stray
+// wait of the host: overlap_tensor_host_test.cpp.)
 #include <atomic>
 
-#include "llmc/kernels/optim/update.cuh"
 #include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/optim/update.cuh"
 #include "llmc/parallel/tensor_parallel.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
 
@@ -49,10 +49,10 @@ public:
     using TensorParallel::TensorParallel;
     const Stage* stage = nullptr;
 
-    floatX* leave_rows(floatX* out, floatX* to, int rows, const LeavingWork& work, cudaStream_t stream) override {
+    floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work, cudaStream_t stream) override {
         const auto layers = static_cast<int>(stage->config().layers), at = next_++ % (1 + 2 * layers) - 1;
         if (at < 0 || stage->storage().place().at.tp == 0)
-            return TensorParallel::leave_rows(out, to, rows, work, stream);
+            return TensorParallel::reduce_from_tp(out, to, rows, work, stream);
         const int channels = stage->sizes().C;
         const floatX* const bias =
             stage->parameters().tensor(at % 2 == 0 ? "attn.c_proj.bias" : "mlp.c_proj.bias", at / 2);
@@ -61,7 +61,7 @@ public:
             const Launch where{dim3(static_cast<unsigned>(part.count)), dim3(32), 0, stream};
             launch(add_to_rows<floatX>, where, out + std::int64_t{part.first} * channels, bias, channels);
         };
-        return TensorParallel::leave_rows(out, to, rows, with_bias, stream);
+        return TensorParallel::reduce_from_tp(out, to, rows, with_bias, stream);
     }
 
 private:
@@ -93,7 +93,7 @@ TEST_CASE("certificate: the norm with what tp does not cut counted on every rank
             if (call.type == ncclFloat64 && call.count == step_sums) {
                 double squares = 0;
                 const auto gradients = rank.stage().gradients().kept().as<float>();
-                for (const TensorPlace& place : rank.stage().storage().tensors()) {
+                for (const TensorLayout& place : rank.stage().storage().tensors()) {
                     const TensorSpec& tensor = rank.stage().table()[place.param].tensor;
                     if (tensor.cut != TensorCut::none) continue;
                     for (const float g : download_tensor(gradients, place.param, call.stream)) {
@@ -125,7 +125,7 @@ TEST_CASE("certificate: q, k and v that are cut one behind the other instead of 
     for (const bool by_heads : {true, false}) {
         const auto story = verdict(three_ranks(), 1, [&](Rank& rank, TestRank&) {
             const ModelState<floatX>& parameters = rank.stage().parameters();
-            const ShardPlace& place = rank.stage().storage().place();
+            const RankLayout& place = rank.stage().storage().place();
             for (int layer = 0; layer < 3; layer++) {
                 for (const char* kind : {"attn.c_attn.weight", "attn.c_attn.bias"}) {
                     const int param = parameters.index(kind, layer);
@@ -169,7 +169,7 @@ TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is se
             Optimizer& optimizer = rank.step().optimizer();
             const auto gradients = rank.stage().gradients().kept().as<float>();
             std::vector<UpdateRange<floatX>> ranges;
-            for (const TensorPlace& place : storage.tensors()) {
+            for (const TensorLayout& place : storage.tensors()) {
                 const ParamInfo& info = storage.table()[place.param];
                 for (const OwnedRange& owned : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
                     UpdateRange<floatX> range{};

@@ -1,6 +1,6 @@
-// The certificate over numbers of data-parallel ranks, ZeRO stages and micro-batches (certificate_test.h), and what the
-// formulas say of traffic and memory.
-#include "llmc/run/certificate/certificate_test.h"
+// The certificate over numbers of data-parallel ranks, ZeRO stages and micro-batches (certificate_testing.h), and what
+// the formulas say of traffic and memory.
+#include "llmc/run/certificate/certificate_testing.h"
 
 #include "llmc/parallel/zero.h"
 
@@ -60,7 +60,7 @@ TEST_CASE("certificate: bytes sent by ZeRO in groups are within the group, and a
                     rank.step().wait_for_all_gather();
                     const double p = sizeof(floatX), g = sizeof(float), N = group, R = dp / group, f = (N - 1) / N;
                     double P = 0, head = 0;
-                    for (const UnitPlace& unit : rank.stage().storage().units()) {
+                    for (const UnitLayout& unit : rank.stage().storage().units()) {
                         P += head = static_cast<double>(unit.padded);
                     }
                     const Traffic &within = rank.groups().zero->traffic(), &between = rank.groups().replicas->traffic();
@@ -179,7 +179,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
 
                     // zero.h, of padded parameters; the head is fetched once a micro-batch, not twice
                     double P = 0, head = 0;
-                    for (const UnitPlace& unit : rank.stage().storage().units())
+                    for (const UnitLayout& unit : rank.stage().storage().units())
                         P += head = static_cast<double>(unit.padded);
                     const double by_zero_h[] = {2 * f * P * g, f * P * (g + p), f * P * (m * g + p),
                                                 m * f * (P * (2 * p + g) - head * p)};
@@ -197,7 +197,7 @@ TEST_CASE("certificate: memory of model, gradients and optimizer is ZeRO's, all 
                 // padded sizes hold every parameter and at most a shard's alignment per rank and tensor more
                 const ParamStorage& storage = rank.stage().storage();
                 std::int64_t padded = 0;
-                for (const UnitPlace& unit : storage.units()) padded += unit.padded;
+                for (const UnitLayout& unit : storage.units()) padded += unit.padded;
                 const std::int64_t count = storage.table().elements();
                 me.require(count <= padded && padded <= count + std::int64_t{64} * dp * storage.table().size(),
                            "padded ", padded, " for ", count, " parameters");

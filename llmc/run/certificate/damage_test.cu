@@ -1,4 +1,4 @@
-#include "llmc/run/certificate/damage_test.h"
+#include "llmc/run/certificate/damage_testing.h"
 
 #include "llmc/base/ensure.h"
 #include "llmc/kernels/accumulate.cuh"

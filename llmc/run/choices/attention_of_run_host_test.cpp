@@ -1,7 +1,7 @@
 // Tests which attention a run takes if the library wants more memory than the device has.
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/choices/attention_of_run.h"
 
 namespace {
@@ -41,7 +41,8 @@ TEST_CASE("attention of a run: a library that the device has no room for is pass
         // a resumed run, whose earlier part had room for it
         const auto resumed = make_model(AttentionKind::auto_, rank);
         const std::string why = settle_attention(*resumed, AttentionKind::auto_, AttentionKind::library, rank.world);
-        rank.require(resumed->attention().kind() == AttentionKind::own && contains(why, "another attention than before"), why);
+        rank.require(
+            resumed->attention().kind() == AttentionKind::own && contains(why, "another attention than before"), why);
     });
 }
 

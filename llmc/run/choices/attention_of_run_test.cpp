@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 
 namespace {
 

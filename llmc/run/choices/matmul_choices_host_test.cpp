@@ -5,11 +5,11 @@
 
 #include "llmc/cuda_on_cpu/blas/gemm.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/model/download_test.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/model/download_testing.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
-#include "llmc/run/telling_files_test.h"
+#include "llmc/run/telling_files_testing.h"
 #include "llmc/run/trainer.h"
 
 namespace {

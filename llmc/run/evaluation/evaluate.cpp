@@ -75,7 +75,7 @@ std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, 
 // Sums each row over the cp ranks that share it. Every replica has its own rows, so each has its own place in the sum
 // over all ranks.
 void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const {
-    const ShardPlace& place = step_.stage().storage().place();
+    const RankLayout& place = step_.stage().storage().place();
     std::vector<double> all(2 * sums.size() * static_cast<std::size_t>(place.mesh.dp));
     double* const own = all.data() + 2 * sums.size() * static_cast<std::size_t>(place.at.dp);
     for (std::size_t b = 0; b < sums.size() && step_.stage().adds_losses(); b++) {
@@ -111,7 +111,7 @@ int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<Scor
 }
 
 std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
-    const ShardPlace& place = step_.stage().storage().place();
+    const RankLayout& place = step_.stage().storage().place();
     const int replica = place.at.dp, replicas = place.mesh.dp;
     const std::vector<Row> rows = rows_of_replica(replica, replicas);
     std::size_t most = 0;   // most rows of a replica; all make as many forwards, because some layouts communicate

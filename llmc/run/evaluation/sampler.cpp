@@ -19,10 +19,10 @@ int window_size(int T, int tokens, int unit) {
 }
 
 // Finds the cp rank that holds `position` of a sequence of T tokens, and its row there.
-struct RowPlace {
+struct RowLocation {
     int rank, row;
 };
-RowPlace place_of(ContextCut cut, int T, int position) {
+RowLocation place_of(ContextCut cut, int T, int position) {
     for (cut.rank = 0; cut.rank < cut.cp; cut.rank++) {
         const std::vector<int> own = token_positions(token_ranges(cut, T));
         const auto found = std::find(own.begin(), own.end(), position);
@@ -81,7 +81,7 @@ std::vector<float> Sampler::next_logits(const std::vector<std::int32_t>& ids) {
         take_ranges(to.tokens, std::span<const std::int32_t>(window), stage.token_ranges());
     };
     step_.forward(read, Purpose::logits);
-    const RowPlace last = place_of(stage.context(), window_, static_cast<int>(seen) - 1);
+    const RowLocation last = place_of(stage.context(), window_, static_cast<int>(seen) - 1);
     step_.logits(logits_.data(), last.row, last.rank);
     const std::vector<floatX> row = logits_.download(stage.stream());
     std::vector<float> logits(static_cast<std::size_t>(stage.config().vocab_size));

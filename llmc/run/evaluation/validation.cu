@@ -79,7 +79,7 @@ std::optional<double> Validation::loss_of(const Part& part) {
     Stage& stage = step_.stage();
     const auto B = static_cast<std::uint64_t>(stage.options().B);
     const float token_share = 1.0f / static_cast<float>(part.targets);
-    const ShardPlace& place = stage.storage().place();
+    const RankLayout& place = stage.storage().place();
     const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
     double loss = 0;
     int pending = 0;   // micro-batches summed on the device

@@ -59,7 +59,7 @@ Pipeline::Read StepBatch::reader() {
 
 void StepBatch::read(int micro_batch, const MicroBatch& to) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const ShardPlace& place = stage_.storage().place();   // samples are dealt out over dp alone
+    const RankLayout& place = stage_.storage().place();   // samples are dealt out over dp alone
     const std::uint64_t first = static_cast<std::uint64_t>(micro_batch * place.mesh.dp + place.at.dp) * B;
     const bool of_next = micro_batch >= micro_batches_of(schedule_);   // read ahead for the next step
     const std::int64_t length = of_next ? lengths_.at(step_ + 1) : length_;

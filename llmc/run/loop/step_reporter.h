@@ -29,8 +29,8 @@ private:
     ExposedWaits exposed_waits_;
     SlowestRank slowest_rank_;
     GpuMonitor gpu_;
-    double seconds_ = 0;   // of the step
-    double total_s_ = 0;   // of `steps_` steps
+    double seconds_ = 0;   // time of the step
+    double total_s_ = 0;   // time of `steps_` steps
     int steps_ = 0;
     int lines_ = 0;            // progress lines so far
     double last_line_s_ = 0;   // time of the last one

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "llmc/plan/memory_plan.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/run_parts.h"
 

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/io/faulty_files_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/faulty_files_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/step.h"
 
 TEST_CASE("slowest_rank: the last rank of the slowest replica, and how long the others waited for it") {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/run/metrics/metrics.h"
 
 namespace {
@@ -124,7 +124,8 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
         const ReadBack read = read_events(path);
         CHECK(read.version == "brain.Event:2");
         CHECK(read.doubles == 0);
-        for (const char* tag : {"loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu", "memory_bytes", "exposed_ms/dp"}) {
+        for (const char* tag :
+             {"loss", "grad_norm", "lr", "tokens_per_s", "step_ms", "mfu", "memory_bytes", "exposed_ms/dp"}) {
             REQUIRE_MESSAGE(read.curves.count(tag) == 1, tag);
             CHECK_MESSAGE(read.curves.at(tag).size() == static_cast<std::size_t>(last), tag);
         }

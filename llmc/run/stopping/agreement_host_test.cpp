@@ -6,14 +6,14 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/data/token_file.h"
-#include "llmc/data/write_token_file_test.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/data/write_token_file_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/parallel/mesh_cut_points.h"
-#include "llmc/process/on_ranks_test.h"
+#include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
-#include "llmc/run/telling_files_test.h"
+#include "llmc/run/telling_files_testing.h"
 #include "llmc/run/trainer.h"
-#include "llmc/run/without_times_test.h"
+#include "llmc/run/without_times_testing.h"
 
 namespace {
 
@@ -240,8 +240,8 @@ TEST_CASE("trainer: --check-replicas K ends the run within K steps of a bit that
                 // in the exponent of a moment, from 0 to 2: parameters would get their masters' values
                 if (me.rank() == 1) {
                     const float flipped = 2;
-                    CUDA_CHECK(cudaMemcpyAsync(step.optimizer().state("m").tensor("ln_1.weight", 1), &flipped, sizeof flipped,
-                                               cudaMemcpyHostToDevice, me.stream));
+                    CUDA_CHECK(cudaMemcpyAsync(step.optimizer().state("m").tensor("ln_1.weight", 1), &flipped,
+                                               sizeof flipped, cudaMemcpyHostToDevice, me.stream));
                     wait_for(me.stream);
                 }
                 const TokenSet tokens(real_files(), "--train-data", folder / "tokens.bin", T, vocab);

@@ -18,7 +18,7 @@ constexpr std::size_t piece_elements = std::size_t{1} << 20;   // elements on th
 
 // Returns this rank's part of a tensor, on the device.
 template <class T>
-std::span<const T> kept(const ModelState<T>& state, const TensorPlace& place) {
+std::span<const T> kept(const ModelState<T>& state, const TensorLayout& place) {
     const auto begin = static_cast<std::size_t>(state.storage().tensor_offset(place, state.state()));
     const auto count = static_cast<std::size_t>(state.storage().padded_elements(place, state.state()));
     return {state.unit(place.slot).data() + begin, count};
@@ -55,13 +55,13 @@ constexpr int kActivationsOfUnit = 16;
 template <class T>
 std::string first_of(const ModelState<T>& state, const char* what, bool backwards, cudaStream_t stream) {
     const ParamTable& table = state.storage().table();
-    std::vector<TensorPlace> places(state.storage().tensors().begin(), state.storage().tensors().end());
-    auto order = [&](const TensorPlace& place) {
+    std::vector<TensorLayout> places(state.storage().tensors().begin(), state.storage().tensors().end());
+    auto order = [&](const TensorLayout& place) {
         const int at = table[place.param].unit * table.size() + place.param;
         return backwards ? INT_MAX - at : at;
     };
     std::sort(places.begin(), places.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
-    for (const TensorPlace& place : places) {
+    for (const TensorLayout& place : places) {
         const std::ptrdiff_t found = not_finite(kept(state, place), stream);
         if (found == 0) continue;
         const ParamInfo& info = table[place.param];
@@ -83,7 +83,7 @@ template <class T>
 void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what, const ModelState<T>& state,
                 cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const std::vector<OwnedRange> ranges = storage.exported_ranges(place, state.state());
         if (ranges.empty()) continue;   // padding
         Hash64 part, content;

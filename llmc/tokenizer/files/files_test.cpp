@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/tokenizer/input.h"
 #include "llmc/tokenizer/tokenizer.h"
 

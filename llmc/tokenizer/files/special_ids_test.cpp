@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "llmc/base/error.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/tokenizer/files/files.h"
 
 namespace {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/watchdog.h"
 
 // Returns options whose only limits are those that a test sets: a rank that gets no processor for a while is not taken

@@ -9,7 +9,7 @@
 template <class T>
 std::vector<float> download_tensor(const ModelState<T>& state, int param, cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
-    const TensorPlace* place = storage.find(param);
+    const TensorLayout* place = storage.find(param);
     ENSURE(place != nullptr, "this rank holds no ", storage.table()[param].name);
     ENSURE(place->elements == storage.table()[param].tensor.elements() &&
                storage.padded_elements(*place, state.state()) >= place->elements,

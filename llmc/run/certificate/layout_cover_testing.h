@@ -7,7 +7,7 @@
 #include <set>
 
 #include "llmc/model/memory/activations.h"
-#include "llmc/run/certificate/certificate_test.h"
+#include "llmc/run/certificate/certificate_testing.h"
 
 namespace certificate {
 

@@ -17,7 +17,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
 #include "llmc/kernels/attention/attention.h"
-#include "llmc/kernels/attention/attention_reference_test.h"
+#include "llmc/kernels/attention/attention_reference_testing.h"
 
 // How the test tensors lie in memory: as parts of the rows of packed_heads, as (B, NH, T, HS), or with gaps everywhere.
 enum class Layout { packed, head_major, spaced };

@@ -1,4 +1,5 @@
-// A folder for one test, gone when the test is over. In memory where the machine offers that, so that syncs cost nothing.
+// A folder for one test, gone when the test is over. In memory where the machine offers that, so that syncs cost
+// nothing.
 #pragma once
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // Shared by the tests of kernels: tensors on the device with guarded ends, random data, comparison with double loops.
 //
-// Tolerances come from the arithmetic: `unit<T>` is the largest relative error of one rounding to T, and every test says
-// how large the numbers are that were rounded on the way.
+// Tolerances come from the arithmetic: `unit<T>` is the largest relative error of one rounding to T, and every test
+// says how large the numbers are that were rounded on the way.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,9 +20,12 @@
 
 using Doubles = std::vector<double>;
 
-template <class T> constexpr double unit = 0;
-template <> inline constexpr double unit<float> = 0x1p-24;
-template <> inline constexpr double unit<bf16> = 0x1p-8;
+template <class T>
+constexpr double unit = 0;
+template <>
+inline constexpr double unit<float> = 0x1p-24;
+template <>
+inline constexpr double unit<bf16> = 0x1p-8;
 
 // x rounded to T. Volatile, because g++ 12 loses a double's way through float and back at the end of vectorised loops.
 template <class T>
@@ -64,7 +67,8 @@ public:
             if (!inside && std::memcmp(&host[i], &expected, sizeof(T)) != 0) intact = false;
         }
         CHECK_MESSAGE(intact, "a kernel wrote outside its tensor of ", count_, " elements");
-        return {host.begin() + static_cast<std::ptrdiff_t>(begin_), host.begin() + static_cast<std::ptrdiff_t>(begin_ + count_)};
+        return {host.begin() + static_cast<std::ptrdiff_t>(begin_),
+                host.begin() + static_cast<std::ptrdiff_t>(begin_ + count_)};
     }
 
     Doubles values() const {
@@ -105,7 +109,9 @@ public:
     }
     // Filled with a number no kernel should leave in its output.
     template <class T>
-    TestTensor<T> output(std::size_t n, std::size_t shift = 0) { return tensor<T>(Doubles(n, 777.0), shift); }
+    TestTensor<T> output(std::size_t n, std::size_t shift = 0) {
+        return tensor<T>(Doubles(n, 777.0), shift);
+    }
 
     DeviceBuffer<int> ints(const std::vector<int>& values) {
         DeviceBuffer<int> buffer = arena.allocate<int>("test/ints", values.size());
@@ -140,8 +146,9 @@ inline void check_close(const Doubles& actual, const Doubles& expected, const Do
             worst = i;
         }
     }
-    std::string message = actual.empty() ? what : text(what, ": element ", worst, " of ", actual.size(), " is ", actual[worst],
-                                                       ", expected ", expected[worst], " +- ", error[worst]);
+    std::string message = actual.empty() ? what
+                                         : text(what, ": element ", worst, " of ", actual.size(), " is ", actual[worst],
+                                                ", expected ", expected[worst], " +- ", error[worst]);
     CHECK_MESSAGE(worst_ratio <= 1.0, message);
 }
 

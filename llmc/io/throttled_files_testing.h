@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "llmc/io/file.h"
-#include "llmc/io/forwarding_files_test.h"
+#include "llmc/io/forwarding_files_testing.h"
 
 class ThrottledFiles : public ForwardingFiles {
 public:

@@ -9,7 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
-#include "llmc/io/forwarding_files_test.h"
+#include "llmc/io/forwarding_files_testing.h"
 
 // The fault of FaultyFiles at the chosen operation.
 enum class FileFault {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/io/temporary_folder_test.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/world.h"
 
 // Defined by the stand-in; null on a GPU.
@@ -118,7 +118,7 @@ private:
 };
 
 inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBody& body) {
-    struct Place {
+    struct Rank {
         const MeshShape& mesh;
         const RankBody& body;
         ncclUniqueId id;
@@ -128,13 +128,13 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
     };
     const ncclUniqueId id = Communicator::make_unique_id();
     const auto table = std::make_shared<ThreadRendezvous::Table>();
-    std::vector<Place> places;
-    for (int r = 0; r < mesh.size(); r++) places.push_back({mesh, body, id, r, table, ""});
+    std::vector<Rank> ranks;
+    for (int r = 0; r < mesh.size(); r++) ranks.push_back({mesh, body, id, r, table, ""});
     std::vector<std::thread> threads;
-    for (Place& place : places) {
-        threads.emplace_back([&place] {
+    for (Rank& own : ranks) {
+        threads.emplace_back([&own] {
             auto live = [](void* context) {
-                Place& here = *static_cast<Place*>(context);
+                Rank& here = *static_cast<Rank*>(context);
                 try {
                     World world(here.mesh, here.rank, here.id,
                                 std::make_unique<ThreadRendezvous>(here.rank, here.mesh.size(), here.table));
@@ -144,15 +144,15 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
                 }
             };
             try {
-                stand_in_own_device(live, &place);
+                stand_in_own_device(live, &own);
             } catch (const std::exception& error) {   // a fault that the body has not met
-                if (place.error.empty()) place.error = error.what();
+                if (own.error.empty()) own.error = error.what();
             }
         });
     }
     for (std::thread& t : threads) t.join();
     std::vector<std::string> errors;
-    for (const Place& place : places) errors.push_back(place.error);
+    for (const Rank& one : ranks) errors.push_back(one.error);
     return errors;
 }
 
@@ -161,8 +161,8 @@ struct Launched {
     Startup startup;
     std::vector<std::unique_ptr<TemporaryFolder>> folders;   // made by rank 0; removed after the others have ended
     Watchdog watchdog;
-    Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.place, {}) {
-        open_device(startup.place.local_rank);
+    Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.thread, {}) {
+        open_device(startup.thread.local_rank);
     }
 };
 inline Launched& launched() {
@@ -177,14 +177,14 @@ inline void leave(const std::string& error) {
 
 // Returns true if enough processes were started.
 inline bool can_run(const MeshShape& mesh) {
-    if (ranks_are_threads() || mesh.size() <= launched().startup.place.ranks) return true;
+    if (ranks_are_threads() || mesh.size() <= launched().startup.thread.ranks) return true;
     MESSAGE("passed over: needs scripts/launch.sh -n " << mesh.size());
     return false;
 }
 
 inline std::vector<std::string> run_processes(const MeshShape& mesh, const RankBody& body) {
     const Startup& here = launched().startup;
-    const int rank = here.place.rank;
+    const int rank = here.thread.rank;
     std::vector<std::string> errors(static_cast<std::size_t>(mesh.size()));
     const ncclUniqueId own = rank == 0 ? Communicator::make_unique_id() : ncclUniqueId{};
     const std::string bytes = here.rendezvous->from_rank_0(std::string(own.internal, sizeof own.internal));
@@ -226,7 +226,7 @@ inline std::string from_first_process(const std::string& own) {
 inline void in_first_process(const std::function<void()>& work) {
     if (ranks_are_threads()) return work();
     try {
-        if (on_ranks_detail::launched().startup.place.rank == 0) work();
+        if (on_ranks_detail::launched().startup.thread.rank == 0) work();
     } catch (const std::exception& error) {
         on_ranks_detail::leave(error.what());
     }

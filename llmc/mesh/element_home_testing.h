@@ -5,7 +5,7 @@
 #include "llmc/mesh/shard.h"
 
 // Elements a rank stores of a tensor, padding included.
-inline std::int64_t stored_elements(const TensorSpec& tensor, const ShardPlace& place, StateKind state) {
+inline std::int64_t stored_elements(const TensorSpec& tensor, const RankLayout& place, StateKind state) {
     const ZeroCut cut =
         zero_cut(held_part_of(tensor, place.mesh).elements(), group_size(place.mesh, zero_axes_of(tensor, place.mesh)));
     return is_sharded(state, place.zero_stage) ? cut.shard : cut.padded;
@@ -55,12 +55,12 @@ inline ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t 
     return home;
 }
 
-inline ElementHome home_of(const TensorSpec& tensor, const ShardPlace& place, StateKind state,
+inline ElementHome home_of(const TensorSpec& tensor, const RankLayout& place, StateKind state,
                            std::int64_t global_element) {
     ENSURE(global_element >= 0 && global_element < tensor.elements(), "element ", global_element, " of ",
            tensor.elements());
     ElementHome home = tp_shard_home(tensor, place.mesh.tp, global_element);
-    if (is_dealt(tensor, place.mesh)) {
+    if (is_expert_parallel(tensor, place.mesh)) {
         const std::int64_t held = tensor.elements() / place.mesh.ep;
         home.ep_rank = static_cast<int>(global_element / held);
         home.local = global_element % held;

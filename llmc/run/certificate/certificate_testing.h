@@ -12,15 +12,15 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
-#include "llmc/mesh/copy_ranks_test.h"
-#include "llmc/model/download_test.h"
+#include "llmc/mesh/copy_ranks_testing.h"
+#include "llmc/model/download_testing.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/schedule_test.h"
-#include "llmc/process/on_ranks_test.h"
-#include "llmc/run/certificate/replayed_choices_test.h"
+#include "llmc/parallel/schedule_testing.h"
+#include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/certificate/replayed_choices_testing.h"
 #include "llmc/run/step.h"
 
 namespace certificate {
@@ -288,7 +288,7 @@ public:
 
     // A gradient of the step at hand in its global shape, on every rank (collective).
     std::vector<float> gradient(int param) {
-        const ShardPlace& place = model_.storage().place();
+        const RankLayout& place = model_.storage().place();
         const TensorSpec& tensor = model_.table()[param].tensor;
         if (model_.storage().find(param) == nullptr) {
             return from_stages(std::vector<float>(static_cast<std::size_t>(tensor.elements()), 0.0f));
@@ -438,7 +438,7 @@ inline std::string difference(const Result& found, const Result& expected, const
 }
 
 // Runs `body` on every rank of a layout, which has the communicators that the product would have; a single rank has
-// that of all for both. False where it was passed over (on_ranks_test.h).
+// that of all for both. False where it was passed over (on_ranks_testing.h).
 inline bool on_layout(const Layout& layout, const std::function<void(Rank&, TestRank&)>& body) {
     INFO(layout.name());
     return on_ranks(layout.mesh(), [&](TestRank& me) {
@@ -471,7 +471,7 @@ void require_equal_copies(const ModelState<T>& state, const std::string& name, T
     const ParamStorage& storage = state.storage();
     const auto tensors = static_cast<std::size_t>(storage.table().size());
     std::vector<std::uint64_t> own(tensors, 0);
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const auto values =
             state.unit(place.slot)
                 .download(me.stream, static_cast<std::size_t>(storage.tensor_offset(place, state.state())),
@@ -484,7 +484,7 @@ void require_equal_copies(const ModelState<T>& state, const std::string& name, T
     const auto came = me.arena.allocate<std::uint64_t>("test/hashes", tensors * static_cast<std::size_t>(me.ranks()));
     me.all.all_gather(came.data(), sent.data(), tensors, me.stream);
     const std::vector<std::uint64_t> hashes = came.download(me.stream);
-    for (const TensorPlace& place : storage.tensors()) {
+    for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = storage.table()[place.param];
         for (int rank : copy_ranks(info.tensor, storage.place(), state.state())) {
             const std::size_t i = static_cast<std::size_t>(rank) * tensors + static_cast<std::size_t>(place.param);
