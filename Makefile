@@ -216,7 +216,7 @@ quickstart: ## train a small model on this machine's C and C++ headers: install,
 .PHONY: fuzz test test-long check-units check-clang cuda-compile gpu-check
 test: ## every check that fits in minutes; ends with "N passed, N failed"
 	@dev/test/run.sh short
-PART ?=#             of test-long and gpu-check: one or more parts, as in make test-long PART=certificate (help lists them), or of
+PART ?=#             of test-long and gpu-check: one or more parts, as in make test-long PART=certificate (PART=help lists them), or of
 #                    those that dev/test/gpu_check.sh names
 test-long: ## every claim of the project in full, in parts of at most half an hour (hours in all)
 	@dev/test/run.sh long $(PART)

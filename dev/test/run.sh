@@ -122,7 +122,7 @@ list_parts() {
 }
 not_here() { echo "FAILED: this needs $1, which is not on this machine; \`make deps\` installs what tests need"; return 1; }
 long_checks() {   # the rows of the parts that are asked for
-    local i need part='' check
+    local i need part='' built='' check
     for i in "${!row_parts[@]}"; do
         [ ${#parts[@]} -eq 0 ] || [[ " ${parts[*]} " == *" ${row_parts[i]} "* ]] || continue
         eval "check=(${row_checks[i]})"
@@ -130,8 +130,11 @@ long_checks() {   # the rows of the parts that are asked for
         if [ "$part" != "${row_parts[i]}" ]; then
             part=${row_parts[i]}
             echo "-- $part"
-            [[ ${row_needs[i]} != cpu* ]] || builds_for_cpu
-            group=others
+            built=
+        fi
+        if [ -z "$built" ] && [[ " ${row_needs[i]} " == *" cpu "* ]]; then
+            built=yes
+            builds_for_cpu
         fi
         for need in ${row_needs[i]}; do
             [[ $need == cpu || $need == *\? ]] || command -v "$need" >/dev/null || check=(check "${check[1]}" not_here "$need")

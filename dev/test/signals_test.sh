@@ -63,7 +63,7 @@ pause() {   # MILLISECONDS; without another process, which a busy machine starts
     read -rt "$seconds" -u 6
 }
 below() { echo $(((RANDOM * 32768 + RANDOM) % $1)); }
-throw_unused_argument() { pgrep -f -- "--output-dir $1( |$)"; }   # processes of the run
+left_over() { pgrep -f -- "--output-dir $1( |$)"; }   # processes of the run
 
 # The signals that all threads of a process block, and those that have a handler: 1 is HUP, 2 INT, 10 USR1, 15 TERM.
 stop_mask=0x4203

@@ -14,9 +14,12 @@ for ((i = 1; i <= $#; i += 4)); do
     header=${*:i+1:1}
     sought+=("$header")
     [[ $header != */* ]] || sought+=("${header%/*}")
+    before=
     for flag in ${*:i+3:1}; do
         flags+=("$flag")
         [[ $flag != -l* ]] || sought+=("lib${flag#-l}.so" "lib${flag#-l}.a")
+        [ "$before" != -include ] || sought+=("$flag")
+        before=$flag
     done
 done
 
@@ -25,14 +28,14 @@ state() {
     # the compiler tells its version and where it looks, flags and environment heeded
     settings=$("${compiler[@]}" -v -E -x c++ /dev/null "${flags[@]}" 2>&1 >/dev/null
         "${compiler[@]}" -print-search-dirs 2>&1
-        "$("${compiler[@]}" -print-prog-name=ld)" --verbose 2>/dev/null | grep -o 'SEARCH_DIR("[^"]*")')
+        "$("${compiler[@]}" -print-prog-name=ld 2>/dev/null)" --verbose 2>/dev/null | grep -o 'SEARCH_DIR("[^"]*")')
     printf '%s\n' "${CXX:-g++}" "$@" "${LIBRARY_PATH:-}" "$settings"
     for file in "${compiler[@]}"; do files+=($(type -aP "$file")); done
     while read -r folder; do
         files+=("$folder" "${sought[@]/#/$folder/}")
     done < <({ sed -n '/search starts here:/,/^End of search list/s/^ //p; s/^libraries: =//p
         s/SEARCH_DIR("=\{0,1\}\(.*\)")/\1/p' <<<"$settings" && printf '%s\n' "${LIBRARY_PATH:-}" "${flags[@]#-L}"; } |
-        tr : '\n' | grep ^/ | xargs -d '\n' realpath -m | sort -u)
+        tr : '\n' | grep -v '^-' | grep . | xargs -d '\n' realpath -m | sort -u)
     stat -L -c '%n %i %s %.Y' dev/tools/*.sh "${files[@]}" 2>/dev/null
 }
 now=$(state "$@")
@@ -47,4 +50,7 @@ answer=$(while [ $# -gt 0 ]; do
     shift 4
 done | sort | xargs)
 echo "$answer"
-mkdir -p "$(dirname "$kept")" 2>/dev/null && printf '%s\n' "$answer" "$now" >"$kept.$$" 2>/dev/null && mv -f "$kept.$$" "$kept"
+# an answer of a machine on which nothing builds (a full disk, no memory) is not kept
+dev/tools/builds.sh cstddef '' || exit 0
+{ mkdir -p "$(dirname "$kept")" && printf '%s\n' "$answer" "$now" >"$kept.$$" && mv -f "$kept.$$" "$kept"; } 2>/dev/null ||
+    rm -f "$kept.$$"

@@ -60,6 +60,7 @@ public:
     // Returns the same memory as elements of another type.
     template <class U>
     DeviceBuffer<U> as() const {
+        ENSURE(bytes() % sizeof(U) == 0, bytes(), " bytes as elements of ", sizeof(U));
         return {memory_, bytes() / sizeof(U)};
     }
 

@@ -113,7 +113,7 @@ struct SampleId {
 class Loader {
 public:
     // Keeps `tokens`, which must outlive the loader. `phases` of a mixture come in their order; before the first one,
-    // its own weights are in force. `one_batch`: sample `ahead` is window `ahead`, whatever the state.
+    // its own weights are in force. `one_batch`: sample i is window i modulo windows(), whatever the state.
     Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases = {}, bool one_batch = false);
 
     LoaderState state() const { return state_; }

@@ -59,8 +59,8 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp);
 // Selects heads when several tp ranks hold copies of one (TensorSpec::heads).
 enum class Heads : std::uint8_t {
     all,
-    sole,     // each head once: a copied head only on the first rank that holds it
-    copied,   // only heads with copies on other ranks
+    counted_once,   // each head once: a copied head only on the first rank that holds it
+    copied,         // only heads with copies on other ranks
 };
 
 // Returns the global elements of one tp shard, ascending in `local_begin`: at most one range for each block.

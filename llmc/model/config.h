@@ -69,6 +69,7 @@ struct ModelConfig {
         return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
     }
     bool gated() const { return traits_of(mlp).gated; }
+    bool norm_after() const { return norm_position == NormPosition::after; }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
     // Outputs of the first layer of an MLP, or of an expert, of this width: gates too, if it has any.
     std::int64_t hidden_width(std::int64_t width) const { return (gated() ? 2 : 1) * width; }

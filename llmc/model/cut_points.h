@@ -6,17 +6,16 @@
 // "Reducing activation recomputation in large transformer models", 2022). Context parallelism lives in `attend`.
 //
 //   residual region   embedding's output, layernorms, residual stream     RankSizes::residual_rows() rows
-//   columns to rows   qkv, attend, attproj; fc, GELU, fcproj; classifier   RankSizes::rows() rows
+//   tp region         qkv, attend, attproj; fc, GELU, fcproj; classifier   RankSizes::rows() rows
 //
 // No kernel works on both sides of a cut point. Each function takes data on one side and returns its address on the
 // other: by default the same memory. An implementation owns the memory that it gathers into: what gather_to_tp returns
 // is valid until the next gather_to_tp or will_gather_to_tp, what reduce_from_tp returns until the next reduce_from_tp
-// or gather_to_tp_backward. "Columns" are Megatron's, of X W: rows of our matrices, which are [out, in].
+// or gather_to_tp_backward.
 #pragma once
 
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/batch.h"
@@ -55,13 +54,13 @@ public:
     // Sets the sizes of the next micro-batches. The first call must have the largest.
     virtual void set_sizes(const RankSizes&) {}
 
-    // Forward: leaves the residual region. Calls `work` for all rows, chunk by chunk, each once it has entered.
+    // Forward: leaves the residual region. Calls `work` for all rows, chunk by chunk, each once it has been gathered.
     using GatheredWork = std::function<void(const floatX* in, Rows rows)>;   // `in`: address of row 0
     virtual void gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t) {
         work(in, {0, rows});
     }
-    // Enters all rows at once. Backward calls it again for a gradient of weights, so that the rows that entered need
-    // not be kept. Unless gradients of weights are delayed, backward first calls will_gather_to_tp, before a matmul
+    // Gathers all rows at once. Backward calls it again for a gradient of weights, so that the gathered rows need not
+    // be kept. Unless gradients of weights are delayed, backward first calls will_gather_to_tp, before a matmul
     // that hides the gather.
     virtual const floatX* gather_to_tp(const floatX* in, cudaStream_t) { return in; }
     virtual void will_gather_to_tp(const floatX* /*in*/, cudaStream_t) {}

@@ -23,12 +23,12 @@ std::vector<ParamRow> Layer::parameters(const ModelConfig& config) {
 }
 
 std::optional<NextNorm> Layer::first_norm(const LayerActivations& a) const {
-    if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
+    if (tools_.sizes.model.norm_after()) return std::nullopt;
     return NextNorm{attention_.norm(), a.attention.norm};
 }
 
 std::optional<NextNorm> Layer::second_norm(const LayerActivations& a) const {
-    if (tools_.sizes.model.norm_position == NormPosition::after) return std::nullopt;
+    if (tools_.sizes.model.norm_after()) return std::nullopt;
     return experts_ ? NextNorm{experts_->norm(), a.experts.norm} : NextNorm{mlp_->norm(), a.mlp.norm};
 }
 
@@ -37,14 +37,19 @@ std::optional<NextNorm> Layer::second_norm(const LayerActivations& a) const {
 
 void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
+    run(out, in, a, false);
+}
+
+// Runs forward; `again` without the last sum.
+void Layer::run(floatX* out, const floatX* in, const LayerActivations& a, bool again) const {
     if (const auto ln_1 = first_norm(a)) ln_1->norm.forward(ln_1->to, in);
-    attention_.forward({.out = a.residual2, .in = in, .next = second_norm(a)}, a.attention);
-    const SublayerForward second{.out = out, .in = a.residual2};
+    attention_.forward({.out = a.residual2, .in = in, .next = second_norm(a), .again = again}, a.attention);
+    const SublayerForward second{.out = out, .in = a.residual2, .again = again};
     experts_ ? experts_->forward(second, a.experts) : mlp_->forward(second, a.mlp);
 }
 
 void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
-    if (level == Recompute::block) return forward(nullptr, in, a);
+    if (level == Recompute::block) return run(nullptr, in, a, true);
     attention_.recompute(in, a.attention, level);
     experts_ ? experts_->recompute(a.residual2, a.experts, level) : mlp_->recompute(a.residual2, a.mlp, level);
 }
@@ -52,14 +57,12 @@ void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute lev
 void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
                      Gradients& gradients, WeightGradientQueue& queue) const {
     const ProfileRange range(name_.c_str());
-    const std::int64_t norms = norm_elements(tools_.sizes.model) * gradients.element_bytes();
+    const std::int64_t norm_bytes = norm_elements(tools_.sizes.model) * gradients.element_bytes();
     std::byte* const delayed_norms = delayed ? delayed->norms : nullptr;
-    const ReusableMemory none, reusable = delayed ? none : reusable_memory(a, tools_.sizes);
     const SublayerBackward second{.dresidual = dresidual,
                                   .in = a.residual2,
                                   .delayed_dout = delayed ? delayed->out : nullptr,
-                                  .delayed_norms = delayed_norms ? delayed_norms + norms : nullptr,
-                                  .reusable = none,
+                                  .delayed_norms = delayed_norms ? delayed_norms + norm_bytes : nullptr,
                                   .gradients = gradients,
                                   .queue = queue};
     experts_ ? experts_->backward(second, a.experts) : mlp_->backward(second, a.mlp);
@@ -67,10 +70,9 @@ void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations
                          .in = in,
                          .delayed_dout = delayed ? a.residual2 : nullptr,
                          .delayed_norms = delayed_norms,
-                         .reusable = reusable,
                          .gradients = gradients,
                          .queue = queue},
-                        a.attention);
+                        a.attention, delayed ? ReusableMemory{} : reusable_memory(a, tools_.sizes));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ public:
     Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`. `out` null: only
-    // that.
+    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`.
     void forward(floatX* out, const floatX* in, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
     void recompute(const floatX* in, const LayerActivations& a, Recompute level) const;
@@ -36,8 +35,8 @@ public:
                   Gradients& gradients, WeightGradientQueue& queue) const;
 
     // Generation: runs the layer on positions [position, position + rows) of a sequence, whose residual stream (rows,
-    // C) is `residual`; ln_1 has been made already. `next`: the norm of the output, of the next layer or the head, if
-    // norms come before sublayers or it is the head's. `cache`: (positions, qkv_width()) of this layer.
+    // C) is `residual`; ln_1 has been made already. `next`: the norm that reads the output: the head's, or the next
+    // layer's if norms come before sublayers; else none. `cache`: (positions, qkv_width()) of this layer.
     void cached(floatX* residual, floatX* cache, int position, int rows, const LayerActivations& a,
                 const std::optional<NextNorm>& next) const;
     // Returns the norm that reads the layer's input; none if norms come after.
@@ -50,6 +49,7 @@ public:
 
 private:
     std::optional<NextNorm> second_norm(const LayerActivations& a) const;
+    void run(floatX* out, const floatX* in, const LayerActivations& a, bool again) const;
 
     const StageTools& tools_;
     std::string name_;   // "h.3", for profilers

@@ -51,7 +51,7 @@ void Norm::add_forward(floatX* residual, const NormOutput& to, const floatX* in,
 void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const {
     const int C = width_;
     const GradientTarget dweight = vector_target(gradients, weight_index_, args.aside);
-    void* const bias_aside = args.aside ? (dweight.data + norm_stride(C)).data : nullptr;
+    void* const bias_aside = args.aside ? (TypedPointer{args.aside, gradients.type()} + norm_stride(C)).data : nullptr;
     const GradientTarget dbias =
         bias_ ? vector_target(gradients, bias_index_, bias_aside) : GradientTarget{{nullptr, gradients.type()}};
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "llmc/model/cut_points.h"
 #include "llmc/model/norm.h"
@@ -18,10 +17,10 @@ struct NextNorm {
 };
 
 struct SublayerForward {
-    // (Rr, C): the sum. Null: recompute, which makes only what backward reads; choices are not made again.
-    floatX* out;
+    floatX* out;        // (Rr, C): the sum; null: not needed, only what backward reads
     const floatX* in;   // (Rr, C): the residual stream, whose norm has been made already, unless norms come after
     std::optional<NextNorm> next = std::nullopt;   // the norm of `out` that the next sublayer reads
+    bool again = false;                            // recompute: choices are not made again
 };
 
 struct SublayerBackward {
@@ -31,7 +30,6 @@ struct SublayerBackward {
     // changes before. Null: not delayed. (Other copies take the place of activations that nobody reads again.)
     floatX* delayed_dout;
     void* delayed_norms;   // norm_elements(), or null (Norm::Backward)
-    const ReusableMemory& reusable;
     Gradients& gradients;
     WeightGradientQueue& queue;
 

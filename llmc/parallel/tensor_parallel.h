@@ -4,16 +4,16 @@
 //
 // clang-format off
 //                             sequence parallel             not
-//   gather_to_tp             all-gather of rows            nothing
-//   gather_to_tp_backward    reduce-scatter of rows        all-reduce
-//   reduce_from_tp                reduce-scatter of rows        all-reduce
-//   reduce_from_tp_backward       all-gather of rows            nothing
+//   gather_to_tp              all-gather of rows            nothing
+//   gather_to_tp_backward     reduce-scatter of rows        all-reduce
+//   reduce_from_tp            reduce-scatter of rows        all-reduce
+//   reduce_from_tp_backward   all-gather of rows            nothing
 //   sum_rows                  all-reduce of a chunk's, in fp32
 //   vocabulary_loss           all-reduce of the maxima of a chunk's rows, then of two sums a row, in fp32
 // clang-format on
 //
 // Bytes sent per rank, f = (tp - 1) / tp, R rows of C channels in the type of activations: a gather or scatter fRC, an
-// all-reduce 2fRC. A layer makes 4 gathers or scatters forward and 6 backward (two gather again what entered columns,
+// all-reduce 2fRC. A layer makes 4 gathers or scatters forward and 6 backward (two gather the same rows again,
 // so that it need not be kept), 3 more under block recompute, 2 more if gradients of weights are delayed (outputs'
 // gradients are gathered again); the embedding 1 + 1, the head 1 + 1. Without sequence parallelism a layer makes 2
 // all-reduces forward and 2 backward, 1 more under block recompute, the embedding 1 forward and the head 1 backward.
@@ -22,13 +22,13 @@
 // all-reduce.
 //
 // Overlap: traffic is on a stream of its own. In a layer's backward it hides behind matmuls, except for the first
-// gather of the last layer; the head's and the embedding's exchanges do not hide. The gather of what enters again hides
-// behind the gradient of the layer's input. Sums hide behind gradients of weights, and so do the gathers of a layer's
-// output gradient. For these, gradients of weights are kept back in the queue: with sequence parallelism one for each
-// collective, across the boundary of two blocks too, unless recompute overwrites what it reads (from gelu+norm on; the
-// first of a block's six is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide behind
-// the matmuls of the others. With sequence parallelism each rank has a part of every chunk: so its rows of the residual
-// region are not all next to each other in the sequence, which nothing there sees.
+// gather of the last layer; the head's and the embedding's exchanges do not hide. The second gather of the same rows
+// hides behind the gradient of the layer's input. Sums hide behind gradients of weights, and so do the gathers of a
+// layer's output gradient. For these, gradients of weights are kept back in the queue: with sequence parallelism one
+// for each collective, across the boundary of two blocks too, unless recompute overwrites what it reads (from gelu+norm
+// on; the first of a block's six is exposed then). Forward goes in chunks of rows: all chunks' collectives but one hide
+// behind the matmuls of the others. With sequence parallelism each rank has a part of every chunk: so its rows of the
+// residual region are not all next to each other in the sequence, which nothing there sees.
 //
 // Sums over ranks are made of activations and their gradients, in their type: in a bf16 build in bf16. NCCL adds in the
 // type of the buffer and rounds at every hop of its ring; the stand-in adds in fp32 and rounds once.

@@ -323,7 +323,7 @@ private:
     double add_zero(StepTime& result, const LayerTime& layer, int m) const {
         const int ranks = mesh_.dp * mesh_.cp;
         if (ranks == 1) return 0;
-        const double gradient = o_.grad_dtype == DType::bf16 ? 2 : 4;
+        const double gradient = static_cast<double>(size_of(o_.grad_dtype));
         const ParamStorage own = storage();
         const ZeroTraffic traffic = zero_traffic(own, m, kElement, gradient);
         const double reduced = traffic.reduce + traffic.reduce_to_owner, gathered = traffic.gather + traffic.broadcast;
@@ -376,7 +376,7 @@ private:
         for (const UnitLayout& unit : own.units()) {
             owned += static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
         }
-        const double gradient = o_.grad_dtype == DType::bf16 ? 2 : 4,
+        const double gradient = static_cast<double>(size_of(o_.grad_dtype)),
                      masters = kElement == 2 && o_.master_weights ? 8 : 0;
         return moved(owned * (2 * gradient + 16 + masters + 2 * kElement));
     }

@@ -152,7 +152,7 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
     }
     for (std::thread& t : threads) t.join();
     std::vector<std::string> errors;
-    for (const Rank& one : ranks) errors.push_back(one.error);
+    for (const Rank& own : ranks) errors.push_back(own.error);
     return errors;
 }
 
@@ -161,8 +161,8 @@ struct Launched {
     Startup startup;
     std::vector<std::unique_ptr<TemporaryFolder>> folders;   // made by rank 0; removed after the others have ended
     Watchdog watchdog;
-    Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.thread, {}) {
-        open_device(startup.thread.local_rank);
+    Launched() : startup(start_up({})), watchdog(*startup.rendezvous, startup.place, {}) {
+        open_device(startup.place.local_rank);
     }
 };
 inline Launched& launched() {
@@ -177,14 +177,14 @@ inline void leave(const std::string& error) {
 
 // Returns true if enough processes were started.
 inline bool can_run(const MeshShape& mesh) {
-    if (ranks_are_threads() || mesh.size() <= launched().startup.thread.ranks) return true;
+    if (ranks_are_threads() || mesh.size() <= launched().startup.place.ranks) return true;
     MESSAGE("passed over: needs scripts/launch.sh -n " << mesh.size());
     return false;
 }
 
 inline std::vector<std::string> run_processes(const MeshShape& mesh, const RankBody& body) {
     const Startup& here = launched().startup;
-    const int rank = here.thread.rank;
+    const int rank = here.place.rank;
     std::vector<std::string> errors(static_cast<std::size_t>(mesh.size()));
     const ncclUniqueId own = rank == 0 ? Communicator::make_unique_id() : ncclUniqueId{};
     const std::string bytes = here.rendezvous->from_rank_0(std::string(own.internal, sizeof own.internal));
@@ -226,7 +226,7 @@ inline std::string from_first_process(const std::string& own) {
 inline void in_first_process(const std::function<void()>& work) {
     if (ranks_are_threads()) return work();
     try {
-        if (on_ranks_detail::launched().startup.thread.rank == 0) work();
+        if (on_ranks_detail::launched().startup.place.rank == 0) work();
     } catch (const std::exception& error) {
         on_ranks_detail::leave(error.what());
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +16,11 @@ template <class T>
 requires std::is_trivially_copyable_v<T> std::string to_bytes(std::span<const T> values) {
     return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
-template <class T>
-requires std::is_trivially_copyable_v<T> std::string to_bytes(const T& value) { return to_bytes(std::span(&value, 1)); }
+template <class T>   // no pointer or view, whose address would mean nothing to another rank
+requires(std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::ranges::range<T>) std::string
+    to_bytes(const T& value) {
+    return to_bytes(std::span(&value, 1));
+}
 
 // Return the values again. Throw Error(bug) for a number of bytes that so many values do not have.
 template <class T>

@@ -8,6 +8,7 @@
 #include "llmc/base/refuse.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/run/option_names.h"
 
 namespace {
@@ -173,10 +174,9 @@ void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig&
 static std::string memory_by_schedule(const Stage& stage) {
     const RankSizes& sizes = stage.sizes();
     const InFlight& most = stage.options().in_flight;
-    std::int64_t layers = 0;
-    for (const Chunk& chunk : stage.options().chunks) layers = std::max(layers, chunk.layers.size());
+    const int layers = most_layers(stage.options().chunks);
     auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-    auto set_bytes = [&](Recompute level) { return activation_set_bytes(sizes, static_cast<int>(layers), level); };
+    auto set_bytes = [&](Recompute level) { return activation_set_bytes(sizes, layers, level); };
     const std::int64_t set = set_bytes(stage.options().recompute), made_again = set_bytes(Recompute::none) - set;
     const std::int64_t boundary = sizes.residual_elements() * static_cast<std::int64_t>(sizeof(floatX));
     std::string line =
@@ -192,17 +192,18 @@ static std::string memory_by_schedule(const Stage& stage) {
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
                             Agreement& agreement) {
     const int stage_0_adds = warmup_sets(options.with_batch(options.tokens_by_step().largest()), 0);
-    const std::vector<std::string> bytes = agreement.gather(text(arena.bytes()));
+    const std::vector<std::string> bytes = agreement.gather(to_bytes(arena.bytes()));
+    auto bytes_of = [&](std::size_t rank) { return value_of<std::size_t>(bytes[rank]); };
     std::size_t most = 0;
     for (std::size_t rank = 1; rank < bytes.size(); rank++) {
-        if (std::stoull(bytes[rank]) > std::stoull(bytes[most])) most = rank;
+        if (bytes_of(rank) > bytes_of(most)) most = rank;
     }
     const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
     return memory_by_schedule(stage) +
            (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
                              : std::string()) +
            formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
-                     static_cast<double>(std::stoull(bytes[most])) / (1 << 20));
+                     static_cast<double>(bytes_of(most)) / (1 << 20));
 }
 
 void check_model_fits(const Options& options, const ModelConfig& config) {

@@ -144,7 +144,7 @@ void Step::wait_for_all_gather() {
 }
 
 std::string Step::memory_by_formula() const {
-    const double gradient_bytes = stage_.options().grad_dtype == DType::bf16 ? 2 : 4;
+    const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype));
     const ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };

@@ -60,7 +60,7 @@ RunEnd Trainer::run_steps() {
             train_step();
         }
         keeper_.advance();
-        if (step_ == first) tell_of_first_step();
+        if (step_ == first) settle_first_step();
         if (spike_ && !rewind()) return RunEnd::bad_steps;
         if (options_.max_bad_steps > 0 && bad_steps_ >= options_.max_bad_steps) return end_at_bad_steps();
         follow_step();
@@ -122,17 +122,20 @@ void Trainer::follow_step() {
     const auto every = [&](int steps) { return step_ > 0 && steps > 0 && (step_ % steps == 0 || is_last); };
     const bool validates = validation_ && every(options_.val_every);
     const bool has_questions = parts_.evaluations && !parts_.evaluations->empty();
-    follow(AfterStep::validation, validates || (validation_ && step_ == 0), &Trainer::validate);
     // evaluations would tell nothing before the first step
-    follow(AfterStep::evaluation, validates && has_questions, &Trainer::evaluate);
-    follow(AfterStep::sample, parts_.sampler && every(options_.sample_every), &Trainer::write_samples);
-    follow(AfterStep::checkpoint, every(options_.checkpoint_every) || is_last, &Trainer::save_checkpoint);
+    if (has_turn(AfterStep::validation, validates || (validation_ && step_ == 0)) && validate()) next_ = after(next_);
+    if (has_turn(AfterStep::evaluation, validates && has_questions) && evaluate()) next_ = after(next_);
+    if (has_turn(AfterStep::sample, parts_.sampler && every(options_.sample_every))) write_samples(), next_ = after(next_);
+    const bool saves = every(options_.checkpoint_every) || is_last;
+    if (has_turn(AfterStep::checkpoint, saves)) save_checkpoint(), next_ = after(next_);
 }
 
-// Does one work in its turn if it is due. After a request to stop next_ stays, and what follows has no turn.
-void Trainer::follow(AfterStep work, bool is_due, bool (Trainer::*does)()) {
-    if (next_ != work) return;
-    if (!is_due || (!agreement_.stop_asked() && (this->*does)())) next_ = after(work);
+// Returns true if a work is to be done now; next_ moves on once it is done. Passes over a work that is not due. After a
+// request to stop next_ stays, and what follows has no turn.
+bool Trainer::has_turn(AfterStep work, bool is_due) {
+    if (next_ != work || (is_due && agreement_.stop_asked())) return false;
+    if (!is_due) next_ = after(work);
+    return is_due;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -164,19 +167,18 @@ bool Trainer::evaluate() {
     return true;
 }
 
-bool Trainer::write_samples() {
+void Trainer::write_samples() {
     for (int number = 0; number < options_.sample_count; number++) {
         const std::string which = options_.sample_count > 1 ? text(" ", number + 1, " of ", options_.sample_count) : "";
         const std::string sample = parts_.sampler->sample(step_, number);
         parts_.log.block(text("generating", which, ":\n---\n", sample, "\n---\n"));
         parts_.metrics.tell("sample", printable(sample));
     }
-    return true;
 }
 
-bool Trainer::save_checkpoint() {
+void Trainer::save_checkpoint() {
+    if (options_.output_dir.empty()) return;
     keeper_.save(state_now(next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step));
-    return true;
 }
 
 RunState Trainer::state_now(AfterStep next) const {
@@ -214,8 +216,9 @@ void Trainer::choose_algorithms() {
     parts_.log.line("matmul algorithms: chosen by timing them, in %.1f s", steady_seconds() - start);
 }
 
-// Tells what the first step has shown, in which every problem has occurred.
-void Trainer::tell_of_first_step() {
+// Tells what the first step has shown, in which every matmul problem has occurred, and agrees on algorithms.
+// Collective.
+void Trainer::settle_first_step() {
     const Matmul& matmul = parts_.step.stage().matmul();
     for (const std::string& why : matmul.refused_algorithms()) {
         parts_.log.warning("a matmul algorithm of the checkpoint does not fit here, another was chosen: %s",

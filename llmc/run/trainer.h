@@ -52,16 +52,16 @@ private:
     RunEnd run_steps();
     void train_step();
     void follow_step();
-    void follow(AfterStep work, bool is_due, bool (Trainer::*does)());
+    bool has_turn(AfterStep work, bool is_due);
 
     // The work after a step. Returns false if a request to stop came before its end.
     bool validate();
     bool evaluate();
-    bool write_samples();
-    bool save_checkpoint();
+    void write_samples();
+    void save_checkpoint();
 
     void choose_algorithms();
-    void tell_of_first_step();
+    void settle_first_step();
     void examine(const StepResult& result);
     bool is_outlier(const StepResult& result);
     bool rewind();   // false: went back to this checkpoint too often

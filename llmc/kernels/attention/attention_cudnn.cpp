@@ -115,7 +115,7 @@ AttentionLayout packed_layout(const AttentionShape& s, bool backward) {
 
 std::string unsupported_by_cudnn(const AttentionShape& s, bool backward, int compute_capability) {
     if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
-    const AttentionMask mask = attention_mask(s, 0);
+    const AttentionMask mask = attention_mask<false>(s, 0);
     const bool masked = !mask.is_full();
     if (s.masks_documents) return "cuDNN: masks of documents are not served";
     if (masked && !mask.is_triangle()) return "cuDNN: no causal mask between blocks that begin at different positions";

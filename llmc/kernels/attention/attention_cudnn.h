@@ -61,7 +61,7 @@ template <class Arguments>
 AttentionLayout layout_of(const Arguments& a) {
     const AttentionShape& s = a.shape;
     constexpr bool backward = requires { a.dout; };
-    const bool masked = !attention_mask(s, 0).is_full();
+    const bool masked = !attention_mask<false>(s, 0).is_full();
     AttentionLayout layout{s.B, s.NH, s.kv_heads(), s.Tq, s.Tk, s.HS, s.scale, masked, backward};
     for_heads(a, [&](Attended tensor, const auto& view) {
         layout.strides[static_cast<std::size_t>(tensor)] = {view.batch, view.head, view.token};

@@ -94,7 +94,7 @@ __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const Attenti
     work.heads_head = place.head;
     work.key_tile = place.tile;
     work.first_key = place.tile * Tile::keys;
-    work.mask = attention_mask(shape, work.batch);
+    work.mask = attention_mask<false>(shape, work.batch);
     work.tiles = (shape.Tq + Tile::queries - 1) / Tile::queries;
     const int first_query = work.mask.first_query(work.first_key),
               query_end = work.mask.query_end(work.first_key + Tile::keys);

@@ -78,7 +78,7 @@ __device__ __forceinline__ HopperForwardWork hopper_forward_work(const Attention
     work.head = place.head % shape.NH;
     work.kv_head = work.head / shape.group;
     work.first_query = place.tile * Tile::queries;
-    work.mask = attention_mask(shape, work.batch);
+    work.mask = attention_mask<false>(shape, work.batch);
     work.begin = work.mask.begin(work.first_query) / Tile::keys;
     work.end = (work.mask.end(min(work.first_query + Tile::queries, shape.Tq) - 1) + Tile::keys - 1) / Tile::keys;
     return work;

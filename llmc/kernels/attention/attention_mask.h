@@ -38,7 +38,7 @@ struct AttentionMask {
         return key < keys && key <= query + diagonal && !begins_after(query, key);
     }
 
-    // Returns the first query that sees `key` or a later one; Tq or more if none does.
+    // Returns the first query whose causal bound lets it see `key` or a later one; Tq or more if none does.
     __host__ __device__ int first_query(int key) const { return std::max(0, key - diagonal); }
 
     // Returns the first query from which on no query sees a key before `key_end`, by bisection.
@@ -56,7 +56,8 @@ struct AttentionMask {
         return to;
     }
 
-    // Return true if no query of the tile sees any of its keys, which are not past the end; if every query sees all.
+    // Return true only if no query of the tile sees any of its keys, which are not past the end (not always then: the
+    // last queries may begin after the keys that the first ones end before); and if every query sees all.
     __host__ __device__ bool sees_none(const ScoreTile& tile) const {
         return tile.first_key > tile.first_query + tile.queries - 1 + diagonal ||
                begins_after(tile.first_query, tile.first_key + tile.keys - 1);
@@ -74,12 +75,12 @@ struct AttentionMask {
 
 // Returns the mask of sequence `batch`. Without DOCUMENTS it is without those of the shape: for kernels that are never
 // called with any, so that no register keeps them.
-template <bool DOCUMENTS = false>
+template <bool DOCUMENTS>
 __host__ __device__ AttentionMask attention_mask(const AttentionShape& shape, int batch) {
     AttentionMask mask{shape.Tq, shape.Tk, shape.Tk};
     if (shape.causal) {
-        mask.diagonal = static_cast<int>(
-            std::clamp<std::int64_t>(shape.q0 - shape.k0, -std::int64_t{shape.Tq}, shape.Tk));   // sums fit an int
+        mask.diagonal = static_cast<int>(std::max(
+            -std::int64_t{shape.Tq}, std::min<std::int64_t>(shape.q0 - shape.k0, shape.Tk)));   // sums fit an int
     }
     if (DOCUMENTS && shape.documents.first != nullptr) {
         mask.first_keys = shape.documents.first + batch * shape.documents.batch;

@@ -109,15 +109,15 @@ TEST_CASE("attention mask: the first and the last query of a tile of keys are th
 
 TEST_CASE("attention mask: full and triangular ones are known, and documents are neither") {
     AttentionShape shape = self_attention_shape(1, 5, 1, 8);
-    CHECK(attention_mask(shape, 0).is_triangle());
-    CHECK_FALSE(attention_mask(shape, 0).is_full());
+    CHECK(attention_mask<false>(shape, 0).is_triangle());
+    CHECK_FALSE(attention_mask<false>(shape, 0).is_full());
     shape.q0 = 4;   // the first query is at the last key
-    CHECK(attention_mask(shape, 0).is_full());
+    CHECK(attention_mask<false>(shape, 0).is_full());
     shape.q0 = 3;
-    CHECK_FALSE(attention_mask(shape, 0).is_full());
-    CHECK_FALSE(attention_mask(shape, 0).is_triangle());
+    CHECK_FALSE(attention_mask<false>(shape, 0).is_full());
+    CHECK_FALSE(attention_mask<false>(shape, 0).is_triangle());
     shape.causal = false;
-    CHECK(attention_mask(shape, 0).is_full());
+    CHECK(attention_mask<false>(shape, 0).is_full());
     const std::vector<int> first = {0, 0, 2, 2, 2};
     shape.documents = {first.data(), 5};
     CHECK_FALSE(attention_mask<true>(shape, 0).is_full());

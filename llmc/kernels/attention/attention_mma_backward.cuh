@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
     int last_query = min(first_query + Tile::queries, shape.Tq) - 1;
-    const AttentionMask mask = attention_mask(shape, batch);
+    const AttentionMask mask = attention_mask<false>(shape, batch);
     int keys = mask.end(last_query);
     int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     int batch = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
-    const AttentionMask mask = attention_mask(shape, batch);
+    const AttentionMask mask = attention_mask<false>(shape, batch);
     int begin = mask.first_query(first_key), end = mask.query_end(first_key + Tile::keys);
     int tiles = max(0, end - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp / Tile::sharing * 16 * M;

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     const AttentionShape& shape = a.shape;
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
-    const AttentionMask mask = attention_mask(shape, batch);
+    const AttentionMask mask = attention_mask<false>(shape, batch);
     int keys = mask.end(min(first_query + Tile::queries, shape.Tq) - 1);
     int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;

@@ -36,7 +36,7 @@ void add_mask(host::Operation& operation, const AttentionShape& s) {
 // Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
 // documents are not counted.
 double matmul_flops(const AttentionShape& s) {
-    const AttentionMask mask = attention_mask(s, 0);
+    const AttentionMask mask = attention_mask<false>(s, 0);
     double pairs = 0;
     for (int q = 0; q < s.Tq; q++) pairs += std::max(0, mask.end(q) - mask.begin(q));
     return 2.0 * s.B * s.NH * s.HS * pairs;

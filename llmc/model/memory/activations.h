@@ -21,7 +21,7 @@ public:
     template <class T>
     T* take(Arena& arena, const std::string& name, std::int64_t count) {
         memory_.push_back(arena.allocate<std::byte>(name, sizeof(T) * static_cast<std::size_t>(count)));
-        return reinterpret_cast<T*>(memory_.back().data());
+        return static_cast<T*>(static_cast<void*>(memory_.back().data()));
     }
 
 private:

@@ -4,16 +4,22 @@
 
 namespace {
 
+// Visits a norm's output, unless it has `no_output`, and statistics.
+void visit_norm(NormOutput& norm, const RankSizes& sizes, const KeptVisitor& visitor, const char* out, const char* mean,
+                const char* rstd, bool no_output = false) {
+    const std::int64_t Rr = sizes.residual_rows();
+    visitor(norm.out, {.name = out, .elements = no_output ? 0 : Rr * sizes.C, .dropped_from = Recompute::gelu_norm});
+    visitor(norm.mean, {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
+    visitor(norm.rstd, {.name = rstd, .elements = Rr, .statistic = true});
+}
+
 // Visits what every branch keeps, with names such as "ln1" and "attproj". Backward needs the norm's input: that is the
 // residual stream, or the projection if norms come after.
 void visit_branch(BranchActivations& a, const RankSizes& sizes, const KeptVisitor& visitor, const char* norm,
                   const char* projected, const char* mean, const char* rstd) {
-    const std::int64_t Rr = sizes.residual_rows();
-    const bool after = sizes.model.norm_position == NormPosition::after;
-    visitor(a.norm.out, {.name = norm, .elements = after ? 0 : Rr * sizes.C, .dropped_from = Recompute::gelu_norm});
-    visitor(a.projected, {.name = projected, .elements = after ? Rr * sizes.C : 0});
-    visitor(a.norm.mean, {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
-    visitor(a.norm.rstd, {.name = rstd, .elements = Rr, .statistic = true});
+    const bool after = sizes.model.norm_after();
+    visit_norm(a.norm, sizes, visitor, norm, mean, rstd, after);
+    visitor(a.projected, {.name = projected, .elements = after ? sizes.residual_elements() : 0});
 }
 
 }   // namespace
@@ -49,9 +55,7 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
     const Recompute dropped_in = dealt ? Recompute::block : Recompute::gelu_norm;
     // has room for later micro-batches of shorter, and so more, sequences
     const std::int64_t all_counts = model.aux_loss > 0 ? sizes.rows() * E : 0;
-    visitor(norm.out, {.name = "ln2", .elements = Rr * C, .dropped_from = Recompute::gelu_norm});
-    visitor(norm.mean, {.name = "ln2_mean", .elements = model.norm == NormKind::layer ? Rr : 0, .statistic = true});
-    visitor(norm.rstd, {.name = "ln2_rstd", .elements = Rr, .statistic = true});
+    visit_norm(norm, sizes, visitor, "ln2", "ln2_mean", "ln2_rstd");
     visitor(logits, {.name = "router_logits", .elements = Rr * E, .statistic = true});
     visitor(index, {.name = "expert_index", .elements = Rr * K, .dropped_from = never_dropped, .statistic = true});
     visitor(counts,
@@ -118,7 +122,7 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     const bool dealt = sizes.ep > 1;
     const std::int64_t Rr = sizes.residual_rows(), own = Rr * sizes.model.experts_per_token(),
                        M = sizes.most_expert_rows(), F = sizes.model.expert_width(), S = sizes.model.shared_experts * F;
-    visitor(rows, {.name = "expert_rows", .elements = M * sizes.C, .forward_too = true});
+    visitor(out, {.name = "expert_rows", .elements = M * sizes.C, .forward_too = true});
     visitor(dactivated, {.name = "expert_dgelu", .elements = std::max(M * F, Rr * S)});
     visitor(dweight, {.name = "expert_dweight", .elements = own});
     visitor(losses, {.name = "router_losses", .elements = 2 * Rr});
@@ -127,6 +131,7 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     visitor(held_dweight, {.name = "held_dweight", .elements = dealt ? M : 0});
     visitor(counts,
             {.name = "expert_counts", .elements = dealt ? sizes.ep * sizes.model.experts : 0, .forward_too = true});
+    dout = din = out, shared_dactivated = dactivated;
 }
 
 void LayerScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {

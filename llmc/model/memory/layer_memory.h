@@ -34,7 +34,7 @@ struct KeptTensor {
     const char* name;                            // as in llm.c
     std::int64_t elements;                       // 0: the tensor does not exist
     Recompute dropped_from = Recompute::block;   // this level and those above compute it again
-    bool statistic = false;                      // numbers of a row, which Layer::show() leaves out
+    bool statistic = false;                      // no activation: Layer::show() leaves it out
     // Attention's backward may work in this memory: once the sublayer's own backward has run, nobody reads it again.
     // Not while gradients of weights are delayed.
     bool reusable = false;
@@ -77,7 +77,8 @@ using ScratchVisitor = TensorVisitor<ScratchTensor>;
 // ---------------------------------------------------------------------------------------------------------------------
 // Activations
 
-// Output (rows, C) of a norm, and the statistics of each row that backward reads. `mean`: not of RMSNorm.
+// Output (rows, C) of a norm, and the statistics of each row that backward reads: null in generation, `mean` with
+// RMSNorm too.
 struct NormOutput {
     floatX* out = nullptr;
     float *mean = nullptr, *rstd = nullptr;
@@ -123,11 +124,12 @@ struct ExpertsActivations {
     // If experts are dealt out to ranks: the same of the rows that have come to this rank's experts
     std::int32_t* held_offsets = nullptr;   // (E / ranks + 1)
     float* held_weight = nullptr;           // (M)
-    floatX* in = nullptr;                   // (M, C)
-    floatX* hidden = nullptr;               // (M, F) before GELU, or (M, 2F); in backward its gradient
-    floatX* activated = nullptr;            // (M, F)
-    floatX* shared_hidden = nullptr;        // (Rr, S), or (Rr, 2S); in backward its gradient
-    floatX* shared_activated = nullptr;     // (Rr, S)
+    // This rank's experts, and the shared ones
+    floatX* in = nullptr;                 // (M, C)
+    floatX* hidden = nullptr;             // (M, F) before GELU, or (M, 2F); in backward its gradient
+    floatX* activated = nullptr;          // (M, F)
+    floatX* shared_hidden = nullptr;      // (Rr, S), or (Rr, 2S); in backward its gradient
+    floatX* shared_activated = nullptr;   // (Rr, S)
 
     void visit(const RankSizes& sizes, const KeptVisitor& visitor);
 };
@@ -169,10 +171,12 @@ struct MlpScratch {
 };
 
 struct ExpertsScratch {
-    floatX* rows = nullptr;         // (M, C) outputs of experts, or their gradients
-    floatX* dactivated = nullptr;   // (M, F), or (Rr, S) of the shared experts
-    float* dweight = nullptr;       // (Rr, K)
-    float* losses = nullptr;        // (2, Rr) balance loss and z-loss of each row
+    floatX* out = nullptr;                    // (M, C) outputs of experts
+    floatX *dout = nullptr, *din = nullptr;   // (M, C) gradients; in the memory of `out`, one at a time
+    floatX* dactivated = nullptr;             // (M, F)
+    floatX* shared_dactivated = nullptr;      // (Rr, S); in the memory of `dactivated`, once that has been read
+    float* dweight = nullptr;                 // (Rr, K)
+    float* losses = nullptr;                  // (2, Rr) balance loss and z-loss of each row
     // If experts are dealt out to ranks
     floatX* own_rows = nullptr;       // (Rr K, C) rows of this rank's tokens, in the order of experts
     float* own_values = nullptr;      // (Rr K)

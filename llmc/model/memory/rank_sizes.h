@@ -24,6 +24,7 @@ struct RankSizes {
     bool documents = false;   // attention is masked between the documents of a sequence
 
     int rows() const { return B * T; }
+    bool has_ring() const { return T * ulysses < whole_T; }   // cp ranks that do not share heads
     // Neighbours among these rows need not be neighbours in the sequence.
     int residual_rows() const { return rows() / residual_parts; }
     std::int64_t residual_elements() const { return std::int64_t{residual_rows()} * C; }
@@ -37,7 +38,7 @@ struct RankSizes {
     std::int64_t most_expert_rows() const {
         return std::int64_t{residual_rows()} * ep * std::min(model.experts_per_token(), model.experts / ep);
     }
-    int fc_width() const { return (model.gated() ? 2 : 1) * F; }
+    int fc_width() const { return static_cast<int>(model.hidden_width(F)); }
     int qkv_width() const { return (NH + 2 * KV) * HS; }
     // Width of q, k and v with the copies that Ulysses makes if it has more ranks than KV heads.
     int attended_width() const { return (NH + 2 * std::max(KV, ulysses)) * HS; }

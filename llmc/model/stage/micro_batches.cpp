@@ -2,15 +2,11 @@
 
 #include <algorithm>
 
-namespace {
-
 int most_layers(const std::vector<Chunk>& chunks) {
     std::int64_t most = 0;
     for (const Chunk& chunk : chunks) most = std::max(most, chunk.layers.size());
     return static_cast<int>(most);
 }
-
-}   // namespace
 
 MicroBatches::MicroBatches(Arena& arena, const std::vector<Chunk>& chunks, const RankSizes& sizes, Recompute recompute,
                            const InFlight& room, std::int64_t norm_bytes, cudaStream_t stream)
@@ -151,13 +147,13 @@ MicroBatches::State& MicroBatches::begin_backward(int index, int micro_batch, We
     return own;
 }
 
-void MicroBatches::end_backward(int index, int micro_batch, bool delays) {
+void MicroBatches::end_backward(int index, int micro_batch) {
     State& own = state_of(index, micro_batch);
     if (chunk(index).embedding) {
         own.dresidual->used.record(stream_);
         pool_.gradients.give_back(std::exchange(own.dresidual, nullptr));
     }
-    finish(index, micro_batch, !delays);
+    finish(index, micro_batch, own.delayed == nullptr);
 }
 
 void MicroBatches::run_delayed(int index, int micro_batch) {

@@ -19,6 +19,9 @@ struct Chunk {
     bool embedding = false, head = false;
 };
 
+// Returns the most layers that a chunk has.
+int most_layers(const std::vector<Chunk>& chunks);
+
 class MicroBatches {
 public:
     // A chunk of a micro-batch.
@@ -71,8 +74,8 @@ public:
     // Begins a backward_input: takes the output's gradient, which the chunk after on this rank has made, or which was
     // received; the head has yet to make it.
     State& begin_backward(int chunk, int micro_batch, WeightGradients when);
-    // Ends a backward_input. Without `delays` the activations are given back.
-    void end_backward(int chunk, int micro_batch, bool delays);
+    // Ends a backward_input. The activations are given back unless gradients of weights are delayed.
+    void end_backward(int chunk, int micro_batch);
     // Runs the delayed gradients of weights, the last work of a micro-batch.
     void run_delayed(int chunk, int micro_batch);
 

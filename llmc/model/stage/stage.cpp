@@ -69,7 +69,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     }
     if (!options.backward) options_.in_flight = {1, 0, 0, options_.in_flight.inputs, 1};
     const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
-    const std::int64_t norm_bytes = !shards_gradients ? 0 : options.grad_dtype == DType::fp32 ? 4 : 2;
+    const std::int64_t norm_bytes = shards_gradients ? static_cast<std::int64_t>(size_of(options.grad_dtype)) : 0;
     micro_batches_.emplace(arena, options_.chunks, sizes_, options.recompute, options_.in_flight, norm_bytes, stream);
     attention_choice_.emplace(options.attention, sizes_.attention(), arena,
                               AttentionUse{context().ring_size() > 1, options.backward});
@@ -208,7 +208,10 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
     }
     for (std::size_t i = 0; i < layers.size(); i++) {
         use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
-        if (show_) show_layer(layers[i], a.layers[i], a.residual[i + 1]);
+        if (!show_) continue;
+        layers[i].layer.show([&, unit = layers[i].unit](const char* name, const floatX* values,
+                                                        std::int64_t count) { show_(unit, name, values, count); },
+                             a.layers[i], a.residual[i + 1]);
     }
     if (!chunk(chunk_index).head || purpose == Purpose::training) return;
     use(Direction::forward, [&] {
@@ -216,12 +219,6 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
         if (purpose == Purpose::logits) head_->final_norm(a.residual[layers.size()]);
     });
     if (show_) show_(table().head_unit(), "lnf", workspace_->lnf.data(), sizes_.residual_elements());
-}
-
-void Stage::show_layer(const Placed& placed, const LayerActivations& a, const floatX* out) const {
-    placed.layer.show(
-        [&](const char* name, const floatX* values, std::int64_t count) { show_(placed.unit, name, values, count); }, a,
-        out);
 }
 
 void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
@@ -242,7 +239,7 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
         gradients_ready(slot);
     }
     if (!delays) own.weights.drain();
-    micro_batches_->end_backward(chunk_index, micro_batch, delays);
+    micro_batches_->end_backward(chunk_index, micro_batch);
 }
 
 void Stage::head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss) {

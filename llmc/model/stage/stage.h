@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "llmc/mesh/context_cut.h"
@@ -43,7 +44,6 @@ public:
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
     StageAttention& attention() { return *attention_; }
-    const StageAttention& attention() const { return *attention_; }
     MicroBatches& micro_batches() { return *micro_batches_; }
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // this rank's part
@@ -93,7 +93,6 @@ public:
     void add_backward_uses(Uses& uses, int chunk_index) const;   // for backward_input; backward_weight reads none
     void begin_pass(const Uses& uses) const;                     // `uses` outlives the pass
 
-    // Return true if the forward of a chunk reads the batch, and if its backward_input does.
     bool forward_reads_batch(int chunk_index, Purpose purpose) const;
     bool backward_reads_batch(int chunk_index) const;
 
@@ -111,7 +110,6 @@ public:
     void show_activations(Show show) { show_ = std::move(show); }
 
     // ---- the head's results
-
     bool has_head() const { return head_.has_value(); }
     // True if this rank adds its losses to sums over all ranks.
     bool adds_losses() const { return ::adds_losses(options_.place.at, head_.has_value()); }
@@ -139,7 +137,6 @@ private:
     template <class Work>
     void use(Direction direction, Work&& work);
     int multiprocessors_beside(Direction direction) const;
-    void show_layer(const Placed& placed, const LayerActivations& a, const floatX* out) const;
     void head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss);
     void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own);
     void gradients_begin(int slot) const;

@@ -49,8 +49,7 @@ StageAttention::Fastest StageAttention::fastest() const {
 }
 
 std::optional<RingTimes> StageAttention::time_ring() const {
-    const RankSizes& sizes = tools_.sizes;
-    if (sizes.T * sizes.ulysses == sizes.whole_T) return std::nullopt;   // no ring
+    if (!tools_.sizes.has_ring()) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     layer_.fill_randomly(a_);
     const std::optional<RingStep> step = tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_));

@@ -7,6 +7,7 @@
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/stage/micro_batches.h"
 
+class CutPoints;     // llmc/model/cut_points.h
 class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
 
 struct StageOptions {

@@ -42,15 +42,16 @@ void Attention::forward(const SublayerForward& args, const AttentionActivations&
 }
 
 void Attention::recompute(const floatX* in, const AttentionActivations& a, Recompute level) const {
-    if (level >= Recompute::gelu_norm && a.norm.out) norm().forward({a.norm.out}, in);   // statistics are kept
+    branch_.recompute_norm(in, a, level);
 }
 
-void Attention::backward(const SublayerBackward& args, const AttentionActivations& a) const {
+void Attention::backward(const SublayerBackward& args, const AttentionActivations& a,
+                         const ReusableMemory& reusable) const {
     const Rows all{0, tools_.sizes.rows()};
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
     const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
     branch_.out().backward_input(datty, dprojected, all.count, tools_.stream);
-    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a), dqkv, datty, args.reusable, args.queue,
+    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a), dqkv, datty, reusable, args.queue,
                                       tools_.stream);
     rotate(dqkv, all, tools_.sizes.T, tools_.positions(), true);
     qk_norms_.backward(dqkv, args, a);

@@ -15,7 +15,8 @@ public:
     void forward(const SublayerForward& args, const AttentionActivations& a) const;
     // Computes again the activations that `level`, below Recompute::block, drops.
     void recompute(const floatX* in, const AttentionActivations& a, Recompute level) const;
-    void backward(const SublayerBackward& args, const AttentionActivations& a) const;
+    // `reusable`: memory to work in, or none.
+    void backward(const SublayerBackward& args, const AttentionActivations& a, const ReusableMemory& reusable) const;
 
     // Generation: returns what is to be added to the residual stream, (rows, C).
     const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;

@@ -55,11 +55,11 @@ void Branch::project_and_add(const SublayerForward& args, const BranchActivation
         norm_projection(a, inner);
         if (out) add_branch(args, made, tools_);
     } else if (out && cut.makes_whole_sums()) {   // the matmul itself adds
-        auto project_and_add = [&](Rows part) {
+        auto add_projection = [&](Rows part) {
             out_.forward_add(at_row(out, part, C), at_row(args.in, part, C), at_row(inner, part, out_.in_channels()),
                              part.count, tools_.stream);
         };
-        cut.reduce_from_tp(out, out, tools_.sizes.rows(), project_and_add, tools_.stream);
+        cut.reduce_from_tp(out, out, tools_.sizes.rows(), add_projection, tools_.stream);
         if (args.next) args.next->norm.forward(args.next->to, out);
     } else if (out) {
         auto project = [&](Rows part) {
@@ -89,6 +89,10 @@ void Branch::norm_backward(const SublayerBackward& args, const BranchActivations
                     .add_to_din = !after,
                     .aside = args.delayed_norms},
                    args.gradients, args.queue);
+}
+
+void Branch::recompute_norm(const floatX* in, const BranchActivations& a, Recompute level) const {
+    if (level >= Recompute::gelu_norm && !norm_after()) norm_.forward({a.norm.out}, in);
 }
 
 const floatX* Branch::project_backward(const SublayerBackward& args, const BranchActivations& a,

@@ -23,6 +23,9 @@ public:
     // args.next.
     void project_and_add(const SublayerForward& args, const BranchActivations& a, const floatX* inner) const;
 
+    // Computes the norm before again if `level` drops its output; its statistics are kept.
+    void recompute_norm(const floatX* in, const BranchActivations& a, Recompute level) const;
+
     // Runs backward of project_and_add as far as the projection's output; returns its gradient, (R, C). Queues the
     // gradients of the projection's weights.
     const floatX* project_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* inner) const;
@@ -35,7 +38,7 @@ public:
     const floatX* cached_projection(const CachedStep& step, const BranchActivations& a, const floatX* inner) const;
 
 private:
-    bool norm_after() const { return tools_.sizes.model.norm_position == NormPosition::after; }
+    bool norm_after() const { return tools_.sizes.model.norm_after(); }
     void norm_projection(const BranchActivations& a, const floatX* inner) const;
     void norm_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dout) const;
 

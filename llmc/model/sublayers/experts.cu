@@ -187,18 +187,17 @@ void Experts::run(const floatX* normed, int tokens, const ExpertsActivations& a,
 }
 
 void Experts::forward(const SublayerForward& args, const ExpertsActivations& a) const {
-    const bool again = args.out == nullptr;
-    run(a.norm.out, rows(), a, again);
-    if (again) return;
-    count(a);
+    run(a.norm.out, rows(), a, args.again);
+    if (!args.again) count(a);
+    if (args.out == nullptr) return;
     add_branch(args, combined(a, rows()), tools_);
 }
 
 // Runs the second matrices, and adds up their outputs for each token.
 floatX* Experts::combined(const ExpertsActivations& a, int tokens) const {
     floatX* const sum = tools_.workspace.branch_out;
-    grouped_forward(scratch_.rows, a.activated, out_.weights, grouped(a, out_, tokens), tools_.stream);
-    const floatX* const made = from_experts(scratch_.rows, a);
+    grouped_forward(scratch_.out, a.activated, out_.weights, grouped(a, out_, tokens), tools_.stream);
+    const floatX* const made = from_experts(scratch_.out, a);
     if (shared_out_) shared_out_->forward(sum, a.shared_activated, tokens, tools_.stream);
     combine_rows(sum, made, shared_out_ ? sum : nullptr, a.row, tokens, chosen(), tools_.sizes.C, tools_.stream);
     return sum;
@@ -264,34 +263,41 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
 }
 
 // Computes din, the gradient of the shared experts' input; their hidden activations become their gradient.
-void Experts::shared_backward(floatX* din, const SublayerBackward& args, const ExpertsActivations& a) const {
+void Experts::shared_backward(floatX* din, const floatX* kept_dout, const SublayerBackward& args,
+                              const ExpertsActivations& a) const {
     const int S = shared_out_->in_channels(), count = rows();
-    const floatX* const dout = args.delayed() ? args.delayed_dout : args.dresidual;
-    floatX* const dhidden = a.shared_hidden;
-    shared_out_->backward_input(scratch_.dactivated, args.dresidual, count, tools_.stream);
+    floatX *const dhidden = a.shared_hidden, *const dactivated = scratch_.shared_dactivated;
+    shared_out_->backward_input(dactivated, args.dresidual, count, tools_.stream);
     if (gated()) {
-        swiglu_backward<floatX>(dhidden, scratch_.dactivated, dhidden, count, S, tools_.stream);
+        swiglu_backward<floatX>(dhidden, dactivated, dhidden, count, S, tools_.stream);
     } else {
-        gelu_backward<floatX>(dhidden, scratch_.dactivated, dhidden, std::int64_t{count} * S, tools_.stream);
+        gelu_backward<floatX>(dhidden, dactivated, dhidden, std::int64_t{count} * S, tools_.stream);
     }
     now_or_later(args, [=, this, &gradients = args.gradients] {
-        shared_out_->backward_weight(gradients, dout, a.shared_activated, count, tools_.stream);
+        shared_out_->backward_weight(gradients, kept_dout, a.shared_activated, count, tools_.stream);
         shared_in_->backward_weight(gradients, dhidden, a.norm.out, count, tools_.stream);
     });
     shared_in_->backward_input(din, dhidden, count, tools_.stream);
 }
 
+// Queues the gradient of the second matrices' weights, which reads dout (M, C), gathered from `kept_dout` (Rr, C).
+void Experts::queue_out_gradient(const floatX* kept_dout, const SublayerBackward& args,
+                                 const ExpertsActivations& a) const {
+    now_or_later(args, [=, this, &gradients = args.gradients, tokens = rows(), delayed = args.delayed()] {
+        if (delayed) to_experts(scratch_.dout, kept_dout, a, tokens);
+        backward_weight(gradients, out_, grouped(a, out_, tokens), scratch_.dout, a.activated);
+    });
+}
+
 void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
     const int tokens = rows();
-    floatX *const dout = scratch_.rows, *const dhidden = a.hidden, *const dnormed = tools_.workspace.dnormed;
-    keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
-    to_experts(dout, args.dresidual, a, tokens);
-    now_or_later(args, [=, this, &gradients = args.gradients, late = args.delayed_dout] {
-        if (late != nullptr) to_experts(dout, late, a, tokens);
-        backward_weight(gradients, out_, grouped(a, out_, tokens), dout, a.activated);
-    });
-    grouped_input_gradient(scratch_.dactivated, dout, out_.weights, grouped(a, out_, tokens), false, stream);
+    floatX *const dhidden = a.hidden, *const dnormed = tools_.workspace.dnormed;
+    const floatX* const kept_dout =
+        keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
+    to_experts(scratch_.dout, args.dresidual, a, tokens);
+    queue_out_gradient(kept_dout, args, a);
+    grouped_input_gradient(scratch_.dactivated, scratch_.dout, out_.weights, grouped(a, out_, tokens), false, stream);
     expert_activation_backward(dhidden, dealt() ? scratch_.held_dweight : scratch_.dweight, scratch_.dactivated,
                                activation(a, tokens), stream);
     receive_weight_gradients(a);
@@ -301,9 +307,9 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
         backward_weight(gradients, in_, grouped(a, in_, tokens), dhidden, a.in);
         backward_weight(gradients, router_, router, a.logits, a.norm.out);
     });
-    grouped_input_gradient(scratch_.rows, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
-    const floatX* const made = from_experts(scratch_.rows, a);
-    if (shared_in_) shared_backward(dnormed, args, a);
+    grouped_input_gradient(scratch_.din, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
+    const floatX* const made = from_experts(scratch_.din, a);
+    if (shared_in_) shared_backward(dnormed, kept_dout, args, a);
     combine_rows(dnormed, made, shared_in_ ? dnormed : nullptr, a.row, tokens, chosen(), tools_.sizes.C, stream);
     grouped_input_gradient(dnormed, a.logits, router_.weights, router, true, stream);
     norm_.backward({.din = args.dresidual,

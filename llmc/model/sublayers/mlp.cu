@@ -35,7 +35,7 @@ void Mlp::forward(const SublayerForward& args, const MlpActivations& a) const {
 
 void Mlp::recompute(const floatX* in, const MlpActivations& a, Recompute level) const {
     if (level >= Recompute::gelu) activate(a.fch_gelu, a.fch, tools_.sizes.rows());
-    if (level >= Recompute::gelu_norm && a.norm.out) norm().forward({a.norm.out}, in);   // statistics are kept
+    branch_.recompute_norm(in, a, level);
 }
 
 void Mlp::backward(const SublayerBackward& args, const MlpActivations& a) const {

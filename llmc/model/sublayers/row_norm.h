@@ -37,9 +37,8 @@ public:
                         WeightGradientQueue& queue) const;
     void backward_finish(floatX* dqkv, const float* sums, int rows, const Kept& kept) const;
 
-    int width() const { return heads_ * tools_.sizes.HS; }
-
 private:
+    int width() const { return heads_ * tools_.sizes.HS; }
     SharedRows<floatX> shared(floatX* qkv, int rows) const;   // this rank's part of rows of heads
 
     const StageTools& tools_;

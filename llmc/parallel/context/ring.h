@@ -15,7 +15,7 @@
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. For s elements of one of k and v a rank sends per call: 2(N-1)s in forward; as much again in backward, and
-// 2(N-1)s in fp32. Gradients travel in memory that the MLP lends, if that has room and no delayed gradient of weights
+// 2(N-1)s in fp32. Gradients travel in the MLP's reusable memory, if that has room and no delayed gradient of weights
 // reads it.
 #pragma once
 

@@ -81,7 +81,7 @@ TEST_CASE("sm90: evaluate: a stage without backward has no workspace for that of
         options.attention = AttentionKind::own_sm90;
         options.backward = backward;
         Arena arena;
-        const Stage stage(custom_model_config(1, 2, 64, 16, 61), options, arena, stream.get());
+        Stage stage(custom_model_config(1, 2, 64, 16, 61), options, arena, stream.get());
         CHECK(stage.attention().kind() == AttentionKind::own_sm90);
         const auto of_attention = [](const Allocation& one) { return one.name == "workspace/attention"; };
         CHECK(std::ranges::count_if(arena.allocations(), of_attention) == (backward ? 1 : 0));

@@ -76,7 +76,6 @@ void CheckpointKeeper::begin_save(const std::string& folder, const RunState& sta
     if (checks > 0 && state.step % checks != 0)
         check_replicas(state.step, tensors, parts_.step.stage().stream(), agreement_);
     const std::string choices = matmul_choices_.agree();   // on problems that are new since the last time
-    if (!host_tensors_) host_tensors_.emplace(tensors, gatherer_);
     parts_.metrics.require_folder();
     save_folder_ = folder;
     save_.emplace(parts_.files, folder, state.step,
@@ -119,7 +118,6 @@ void CheckpointKeeper::settle() {
 
 std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
     finish_save();
-    parts_.step.wait_for_all_gather();
     std::vector<std::string> skipped;
     std::optional<Communicator::LocalWork> work;   // each rank hashes its share in its own time
     const auto gather = [&](const std::string& own) {
@@ -135,6 +133,7 @@ std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
 }
 
 RunState CheckpointKeeper::load(const FoundCheckpoint& checkpoint) {
+    parts_.step.wait_for_all_gather();                                             // it reads what this overwrites
     const Communicator::LocalWork work(parts_.groups.all, "reads a checkpoint");   // each rank reads in its own time
     return load_training_state(parts_.files, checkpoint.path, tensors_of(parts_.step), parts_.step.stage().stream(),
                                parts_.options.optimizer);

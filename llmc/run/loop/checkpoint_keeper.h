@@ -36,7 +36,7 @@ public:
     void finish_save();   // waits for the active save, and reports its outcome
     void settle();        // at the run's end: waits for the active save; throws if the last one failed
 
-    // Returns the newest checkpoint that verifies; warns of those passed over.
+    // Waits for the active save, and returns the newest checkpoint that verifies; warns of those passed over.
     std::optional<FoundCheckpoint> newest();
     RunState load(const FoundCheckpoint& checkpoint);
 
