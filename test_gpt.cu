@@ -686,15 +686,18 @@ TEST_CASE(
         CUDA_CHECK(cudaMemcpyAsync(to, from, elements * sizeof(floatX), cudaMemcpyDeviceToDevice, stream.get()));
     };
     for (int i = 0; i < 3; i++) {
-        if (i > 0) cross(stages[i].stage.input(0, 7).data, stages[i - 1].stage.output(0, 7).data);
+        if (i > 0)
+            cross(stages[i].stage.micro_batches().input(0, 7).data,
+                  stages[i - 1].stage.micro_batches().output(0, 7).data);
         stages[i].stage.forward(0, 7, batch.batch(), Purpose::training);
     }
     for (int i = 3; i-- > 0;) {
         Stage& stage = stages[i].stage;
         if (i < 2) {
-            cross(stage.output_gradient(0, 7).data, stages[i + 1].stage.input_gradient(0, 7).data);
-            stages[i + 1].stage.release_input_gradient(0, 7);
-            CHECK(stages[i + 1].stage.nothing_in_flight());
+            cross(stage.micro_batches().output_gradient(0, 7).data,
+                  stages[i + 1].stage.micro_batches().input_gradient(0, 7).data);
+            stages[i + 1].stage.micro_batches().release_input_gradient(0, 7);
+            CHECK(stages[i + 1].stage.micro_batches().none());
         }
         stage.backward_input(0, 7, batch.batch(), 1.0f / static_cast<float>(problem.B * problem.T));
         for (const TensorLayout& place : stage.storage().tensors()) {
@@ -703,13 +706,13 @@ TEST_CASE(
             CHECK(found == expected.gradients[static_cast<std::size_t>(place.param)]);
         }
     }
-    CHECK(stages[0].stage.nothing_in_flight());
+    CHECK(stages[0].stage.micro_batches().none());
 
     // without backward, through the pipeline; only the middle has no use for tokens and targets
     for (int i = 1; i < 3; i++) {
         int reads = 0;
-        fill(stages[i].stage.input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels, 1.0f,
-             stream.get());
+        fill(stages[i].stage.micro_batches().input(0, 0).data, std::int64_t{problem.B} * problem.T * config.channels,
+             1.0f, stream.get());
         stages[i].pipeline.forward(
             [&](int, const MicroBatch& to) {
                 std::fill(to.tokens.begin(), to.tokens.end(), 0);
@@ -727,19 +730,19 @@ TEST_CASE(
     CUDA_CHECK(cudaStreamSynchronize(stream.get()));
 }
 
-TEST_CASE("gpt: a border that is crossed at the wrong time is a bug that names the chunk") {
+TEST_CASE("gpt: a boundary that is crossed at the wrong time is a bug that names the chunk") {
     const Problem problem = random_problem(custom_model_config(3, 2, 64, 40, 150), 1, 16, 6);
     OwnedStream stream;
     StageOfThree middle(problem, 1, stream.get());
     Stage& stage = middle.stage;
     auto refused = [&](auto&& work) { CHECK_THROWS_WITH_AS(work(), doctest::Contains("chunk 0"), Error); };
     refused([&] { stage.forward(0, 0, {}, Purpose::training); });   // no input
-    stage.input(0, 0);
-    refused([&] { stage.input(0, 0); });
-    refused([&] { stage.output(0, 0); });
-    refused([&] { stage.output_gradient(0, 0); });
-    refused([&] { stage.input_gradient(0, 0); });
-    refused([&] { stage.release_input_gradient(0, 0); });
+    stage.micro_batches().input(0, 0);
+    refused([&] { stage.micro_batches().input(0, 0); });
+    refused([&] { stage.micro_batches().output(0, 0); });
+    refused([&] { stage.micro_batches().output_gradient(0, 0); });
+    refused([&] { stage.micro_batches().input_gradient(0, 0); });
+    refused([&] { stage.micro_batches().release_input_gradient(0, 0); });
     CUDA_CHECK(cudaStreamSynchronize(stream.get()));
 }
 

@@ -138,9 +138,6 @@ bool Trainer::has_turn(AfterStep work, bool is_due) {
     return is_due;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// After a step
-
 bool Trainer::validate() {
     const std::optional<float> loss = validation_->loss();
     if (!loss) return false;
