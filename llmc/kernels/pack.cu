@@ -5,8 +5,6 @@
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/rows/block_table.cuh"
 
-namespace {
-
 constexpr int kPacket = 16;   // bytes of a thread
 constexpr std::int64_t kPackBlock = std::int64_t{kPacket} * kElementwiseThreads;
 
@@ -18,6 +16,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     std::byte *const here = static_cast<std::byte*>(range.data) + i, *const there = packed + range.packed + i;
     *reinterpret_cast<int4*>(back ? here : there) = *reinterpret_cast<const int4*>(back ? there : here);
 }
+
+namespace {
 
 void move_packed(const PackTable& table, bool back, cudaStream_t stream) {
     if (table.blocks == 0) return;

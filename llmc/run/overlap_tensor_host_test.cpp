@@ -107,6 +107,7 @@ Found on_the_clock(const std::vector<host::Recording>& recordings, const host::C
     const auto end = std::find_if(spans.begin(), spans.end(), starts("pack_kernel"));
     REQUIRE(compute != spans.end());
     REQUIRE(loss != spans.end());
+    REQUIRE(end != spans.end());
     Found found;
     std::vector<const host::Span*> forward;
     for (auto span = spans.begin(); span != end; ++span) {
