@@ -9,29 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/kernels/optim/newton_schulz.h"
 #include "llmc/model/parameters/param_storage.h"
-
-enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // llmc/kernels/optim/rules.cuh
-
-// Factor by which Muon's orthogonal matrices move weights: Jordan's sqrt(max(1, out / in)), or 0.2 sqrt(max(out, in)),
-// which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
-enum class MuonScale : std::uint8_t { original, match_rms_adamw };
-
-struct OptimizerOptions {
-    OptimizerKind optimizer = OptimizerKind::adamw;
-    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;   // beta1: also the momentum of lars and sgd
-    float lars_trust = 1e-3f;
-    float lr = 3e-4f;   // the highest; with muon only AdamW's parameters have it
-    float muon_lr = 0.02f, muon_momentum = 0.95f;
-    MuonCoefficients muon_coefficients = MuonCoefficients::quintic;
-    MuonScale muon_scale = MuonScale::original;
-    float weight_decay = 0.0f;
-    float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
-    float ema = 0;            // decay of the average of weights; 0: none is kept
-    bool master_weights = true;
-    std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples
-};
+#include "llmc/optim/optimizer_options.h"
 
 // Description of a state, before it has memory.
 struct OptimizerStateSpec {

@@ -8,10 +8,11 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
-#include "llmc/model/memory/activations.h"
+#include "llmc/model/config.h"
+#include "llmc/model/memory/recompute.h"
 #include "llmc/optim/batch_schedule.h"
 #include "llmc/optim/lr_schedule.h"
-#include "llmc/optim/optimizer.h"
+#include "llmc/optim/optimizer_options.h"
 #include "llmc/parallel/schedule.h"
 #include "llmc/process/startup.h"
 

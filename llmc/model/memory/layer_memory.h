@@ -17,17 +17,8 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/model/memory/rank_sizes.h"
+#include "llmc/model/memory/recompute.h"
 #include "llmc/model/precision.h"
-
-// Each level drops what the ones before it drop, and more.
-enum class Recompute : std::uint8_t {
-    none,
-    gelu,        // GELU's output: 4C of the 16C elements per row and layer
-    gelu_norm,   // both norms' outputs too, from the kept inputs and statistics
-    block,       // everything of a block but its input
-};
-// Marks a tensor that no level drops.
-inline constexpr Recompute never_dropped{0xff};
 
 // A tensor that forward keeps for backward.
 struct KeptTensor {

@@ -2,7 +2,8 @@
 //
 // The run waits only for the copy to host memory. A failed save gives a warning, and the run goes on: the next one is
 // due as usual, and the run fails only if its last save failed. The end of the run, a request to stop and the next save
-// wait for a save that is being written. All calls are collective.
+// wait for a save that is being written. save, save_best, advance, finish_save, settle,
+// newest and load are collective.
 #pragma once
 
 #include <exception>
