@@ -6,7 +6,6 @@
 #include <map>
 
 #include "llmc/base/log.h"
-#include "llmc/base/refuse.h"
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
@@ -172,8 +171,6 @@ int ranks_of(const Options& o) {
 
 int plan_run(const Options& asked) {
     Options options = asked;
-    refuse_if(options.ep > 1, text("plan with --ep ", options.ep, ": no time is known of experts that are dealt out"),
-              "Leave --ep out; --print-memory counts what a rank takes with it.");
     if (options.plan.search) {
         const Machine machine = planned_machine(options);
         const std::vector<Candidate> found = search_layouts(options, machine, ranks_of(options));

@@ -50,10 +50,10 @@ std::string plan_text(const Plan& plan) {
         "parameters and %.3g tokens\n",
         plan.tokens, plan.tokens / plan.parameters, plan.flops, plan.best.parameters, plan.best.tokens);
     out += formatted(
-        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --zero %d --recompute %s, %d "
-        "micro-batches of %d x %d tokens\n",
-        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.zero, name_of(o.recompute.value()),
-        o.micro_steps(), o.micro_batch, o.seq_len);
+        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --ep %d --zero %d --recompute %s, "
+        "%d micro-batches of %d x %d tokens\n",
+        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.ep, o.zero,
+        name_of(o.recompute.value()), o.micro_steps(), o.micro_batch, o.seq_len);
     out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
                      1e-12 * plan.machine.best_matmul(), 1e-9 * plan.machine.copy_bytes_per_second,
                      1e-9 * plan.machine.intra.bytes_per_second, 1e-9 * plan.machine.inter.bytes_per_second,
