@@ -171,8 +171,7 @@ private:
     double collectives(int count, double bytes, int ranks, int stride, int passes) const {
         if (ranks == 1) return 0;
         const int nodes = nodes_of(ranks, stride);
-        return count * collective_latency(machine_, {ranks, nodes}, passes) +
-               bytes / machine_.link(nodes).bytes_per_second;
+        return count * collective_seconds(machine_, {ranks, nodes}, bytes / count, passes);
     }
     double border_seconds() const {
         const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest link
@@ -240,26 +239,26 @@ private:
         if (config_.positions == PositionKind::rotary) {
             const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
             layer.forward += turned + pauses, layer.input += turned;
+        }
         if (experts) {   // rows are gathered for the experts, and their outputs added up
             const double rows = moved((chosen() + 1) * residual);
             layer.forward += 2 * rows + kRouterKernels * machine_.kernel_seconds, last += rows;
             layer.input += 2 * rows + kRouterKernels * machine_.kernel_seconds;
         }
-        }
         if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
         if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
         add_tensor_parallel(layer, attention_branch, mlp);
-        add_expert_parallel(layer);
         add_context_parallel(layer, attention);
+        add_expert_parallel(layer);
         return layer;
     }
+
     // Elements that the MLP's nonlinearity, or that of the experts, makes of a micro-batch.
     double activated_elements() const {
         if (config_.experts == 0) return rows_ * sizes_.F;
         return residual_rows() * (chosen() + static_cast<double>(config_.shared_experts)) *
                static_cast<double>(config_.expert_width());
     }
-
 
     int chunks() const {
         if (mesh_.tp == 1) return 1;
@@ -336,6 +335,7 @@ private:
         layer.context_exposed = exchanged / speed + std::max(0.0, ring_forward / speed - attention * (n - 1) / n) +
                                 std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
     }
+
     // Rows go to their experts and come back, and so do their gradients, while nothing else runs. Each expert gets as
     // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
     void add_expert_parallel(LayerTime& layer) const {
@@ -349,7 +349,6 @@ private:
         layer.expert_forward = 2 * one, layer.expert_backward = backward * one;
     }
 
-
     void add_axes(StepTime& result, const LayerTime& layer, int m) const {
         const double layers = m * static_cast<double>(config_.layers) / mesh_.pp;
         auto add = [&](const std::string& name, int ranks, int stride, double bytes, double exposed,
@@ -362,9 +361,9 @@ private:
         add("tp", mesh_.tp, 1, layers * layer.tensor_bytes, layers * layer.tensor_exposed(),
             layers * layer.tensor_seconds);
         add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
+            layers * layer.context_exposed);
         add(group_name(mesh_, AxisSet{Axis::ep}), mesh_.ep, 1, layers * layer.expert_bytes,
             layers * layer.expert_exposed(), layers * layer.expert_exposed());
-            layers * layer.context_exposed);
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
         add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
     }

@@ -55,6 +55,32 @@ TEST_CASE("plan: NCCL's latency of 64 ranks on 8 nodes, by a ring and by a tree"
     CHECK(large == Approx(10e9 / 300e9).epsilon(0.01));
 }
 
+TEST_CASE("plan: a collective's protocol is that of its size, on a machine's own links") {
+    using nccl_time::Protocol;
+    Machine machine = known_machine("H100");
+    machine.intra = {300e9, 2 * 3.4e-6}, machine.inter = {40e9, 14e-6};   // hops twice as long as NCCL's, and as long
+    auto over = [&](double bytes, int nodes, int passes) {   // microseconds beyond those of the bytes themselves
+        const double own = bytes / machine.link(nodes).bytes_per_second;
+        return 1e6 * (collective_seconds(machine, {8 * nodes, nodes}, bytes, passes) - own);
+    };
+    for (const int passes : {1, 2}) {
+        CHECK(over(0, 1, passes) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::ll, passes)));
+        CHECK(over(1e9, 1, passes) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::simple, passes)));
+    }
+    CHECK(over(0, 8, 1) == Approx(nccl_time::ring_us(64, 8, Protocol::ll, 1)));
+    CHECK(over(1e9, 8, 1) == Approx(nccl_time::ring_us(64, 8, Protocol::simple, 1)));
+    CHECK(over(1e9, 8, 2) == Approx(nccl_time::tree_us(64, 8, Protocol::simple)));
+    // between them, LL128 loses a sixteenth of the bandwidth and less latency than Simple
+    const double middle = 2e7;
+    CHECK(over(middle, 1, 1) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::ll128, 1) + middle / 300e9 * 1e6 / 15));
+    double before = 0;
+    for (double bytes = 1; bytes < 1e10; bytes *= 2) {   // more bytes never take less
+        const double now = collective_seconds(machine, {8, 1}, bytes, 2);
+        CHECK(now >= before);
+        before = now;
+    }
+}
+
 TEST_CASE("plan: the scaling law's optimum for 1e21 FLOPs, and its constants found again from runs") {
     const ScalingLaw law;
     const auto best = law.optimum(1e21);
