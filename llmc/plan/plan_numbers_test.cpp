@@ -110,3 +110,53 @@ TEST_CASE("plan: failures of 16,384 GPUs, and the interval between checkpoints t
         CHECK(wasted_share(failures, other * best) > wasted_share(failures, best));
     }
 }
+
+namespace {
+
+// A plan of 4 ranks with these bytes of memory, of 100 that are allowed, and these shares of a step.
+Plan made_plan(std::vector<std::pair<std::string, double>> lines, const std::map<std::string, double>& exposed,
+               double bubble) {
+    Plan plan;
+    plan.machine.memory_bytes = 100 / 0.9;
+    double bytes = 0;
+    for (const auto& [name, part] : lines) bytes += part;
+    plan.memory = {{0, bytes / 2, lines}, {1, bytes, lines}};
+    plan.run.mesh = {.pp = 2, .dp = 2};
+    plan.run.options.recompute = Recompute::none;
+    plan.step.seconds = 10;
+    plan.step.bubble_share = bubble;
+    for (const auto& [name, share] : exposed) plan.step.groups[name].exposed = 10 * share;
+    return plan;
+}
+
+}   // namespace
+
+TEST_CASE("plan: the nearest limits, of memory, links and bubble, with what relieves each") {
+    const std::vector<Limit> limits =
+        all_limits(made_plan({{"activations", 40}, {"parameters", 20}}, {{"dp", 0.1}, {"tp", 0.19}, {"pp", 0}}, 0.16));
+    REQUIRE(limits.size() == 4);
+    CHECK(limits[0].what == "links of group tp, exposed for 19.0% of a step");
+    CHECK(limits[0].share == Approx(0.95));
+    CHECK(limits[0].relief.find("--tp") != std::string::npos);
+    CHECK(limits[1].what == "the bubble, 16.0% of the time");
+    CHECK(limits[1].share == Approx(0.8));
+    CHECK(limits[1].relief.find("--total-batch") != std::string::npos);
+    CHECK(limits[2].what.starts_with("memory, "));   // of the fullest stage
+    CHECK(limits[2].share == Approx(0.6));
+    CHECK(limits[2].relief.starts_with("--recompute block"));
+    CHECK(limits[3].what.starts_with("links of group dp"));
+    CHECK(limits[3].share == Approx(0.5));
+
+    auto relief = [](const char* line, int zero, int dp, Recompute level) {
+        Plan plan = made_plan({{line, 90}}, {}, 0);
+        plan.run.mesh = {.dp = dp}, plan.run.options.zero = zero, plan.run.options.recompute = level;
+        return all_limits(plan).front().relief;
+    };
+    CHECK(relief("optimizer m", 0, 4, Recompute::none) == "--zero 1");
+    CHECK(relief("gradients", 1, 4, Recompute::none) == "--zero 2");
+    CHECK(relief("parameters", 2, 4, Recompute::none) == "--zero 3");
+    CHECK(relief("parameters", 3, 4, Recompute::none) == "more ranks for --dp, --tp or --pp");
+    CHECK(relief("optimizer", 0, 1, Recompute::none) == "--tp or --pp, or --dp with --zero 1");
+    CHECK(relief("activations", 0, 4, Recompute::block) == "a smaller --micro-batch, or --cp");
+    CHECK(relief("workspace", 0, 4, Recompute::none) == "a smaller --micro-batch");
+}
