@@ -81,7 +81,7 @@ public:
         const Pipelined found = pipelined(costs, m);
         add_axes(result, layer, m);
         const double update = optimizer_seconds();
-        const double zero_exposed = add_zero(result, layer, m);
+        const double zero_exposed = add_zero(result, layer, m) + add_partial_sums(result);
         result.computing = m * compute / mesh_.pp + update;
         const double inside = m * static_cast<double>(config_.layers) / mesh_.pp *
                               (layer.tensor_exposed() + layer.context_exposed + layer.expert_exposed());
@@ -430,6 +430,24 @@ private:
         group.bytes += reduced + gathered + traffic.replicas;
         group.seconds += reduce + gather + between, group.exposed += exposed;
         return exposed;
+    }
+
+    // Adds the sum over tp ranks, at the end of a step, of gradients that each has in part: norms', and a mixture's
+    // (llmc/parallel/partial_gradients.h). Returns its seconds with those of packing, which nothing hides.
+    double add_partial_sums(StepTime& result) const {
+        if (!sequence_parallel_) return 0;
+        const ParamStorage own = storage();
+        double bytes = 0;
+        for (const TensorLayout& tensor : own.tensors()) {
+            const TensorSpec& spec = table_[tensor.param].tensor;
+            if (!spec.partial.contains(Axis::tp) || is_expert_parallel(spec, mesh_)) continue;
+            bytes += static_cast<double>(own.padded_elements(tensor, StateKind::optimizer)) *
+                     static_cast<double>(size_of(o_.grad_dtype));
+        }
+        const double sent = 2.0 * (mesh_.tp - 1) / mesh_.tp * bytes, one = collective(sent, mesh_.tp, 1, 2);
+        GroupTime& group = result.groups["tp"];
+        group.bytes += sent, group.seconds += one, group.exposed += one;
+        return one + 2 * moved(2 * bytes);
     }
 
     // Seconds of the update: it reads gradients twice, and reads and writes states and parameters.
