@@ -52,12 +52,11 @@ std::size_t device_bytes_taken() {
 }
 
 // Records the run's options and this start in the output folder, and prints the options that differ from the last
-// start. Collective.
-void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step, Agreement& agreement,
-                Communicator* all, const Log& log) {
-    const std::vector<std::string> hosts = agreement.gather(own_host_name());
+// start. `hosts`: names by rank.
+void record_run(const CommandLine& asked, const RunInputs& inputs, int after_step,
+                const std::vector<std::string>& hosts, Communicator* all, const Log& log) {
     const std::string& folder = asked.options.output_dir;
-    if (agreement.rank() > 0 || folder.empty()) return;
+    if ((all != nullptr && all->rank() > 0) || folder.empty()) return;
     RunRecord record = asked.recorded.value_or(RunRecord{});
     const std::vector<ChangedOption> changed = changed_options(record.options, asked.texts);
     for (const ChangedOption& option : changed) {
@@ -103,7 +102,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
     Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may arrive at different times
-    record_run(asked, inputs, state ? state->step : 0, agreement, groups.all, log);
+    const std::vector<std::string> hosts = agreement.gather(own_host_name());
+    record_run(asked, inputs, state ? state->step : 0, hosts, groups.all, log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step, options.tensorboard);
     metrics.tell("start", told_start(arena, inputs.max_steps));
@@ -115,7 +115,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const ReportWriter report(real_files(), world.is_first() ? options.output_dir : "", pictures_of_run(options));
     Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
                      signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps, peak.per_second,
-                     groups, &world});
+                     groups, &world, hosts});
     if (state) trainer.restore(*state);
 
     // tables printed before the first step

@@ -226,15 +226,18 @@ get_data() {
 # ---- what will be done
 
 tokens_in_words() { awk -v n="$1" 'BEGIN { printf n < 1e9 ? "%.3g million" : "%.4g billion", n < 1e9 ? n / 1e6 : n / 1e9 }'; }
-memory_in_words() {   # of the rank that takes most, as the program counts it; so it checks the options, too
+# The first line says what the rank takes that takes most, as the program counts it, so it checks the options, too. The
+# others are its warnings about the layout.
+memory_in_words() {
     local table code=0
     [ ! -e "$(value --model)" ] || { echo "the run prints a table of it before its first step" && return; }
     [ -x "$train_gpt" ] || { echo "the run prints a table of it before its first step; $train_gpt is not built" && return; }
-    table=$("$train_gpt" "${arguments[@]}" --dp "$dp" --print-memory) || code=$?
+    table=$("$train_gpt" "${arguments[@]}" --dp "$dp" --gpus-per-node "$gpus" --print-memory) || code=$?
     [ $code -ne 64 ] || return 64
     [ $code -eq 0 ] || { echo "cannot be counted here; the run prints a table of it before its first step" && return; }
     sed -nE 's/^  sum +([0-9.]+) MiB.*/\1/p; s/^  (not counted:.*)/\1/p' <<<"$table" |
         awk 'NR == 1 { printf "%.1f GiB of a GPU; ", $1 / 1024 } NR == 2'
+    sed -n 's/^  warning: //p' <<<"$table"
 }
 describe() {
     local line way parallel="dp $dp" memory
@@ -249,7 +252,8 @@ describe() {
     echo "  steps          $steps, $(tokens_in_words $((steps * batch))) tokens in all"
     while read -r way; do echo "  data           $way"; done < <([ -n "$tiny" ] || ways_to_get_data)
     if compgen -G "$out/step_*" >/dev/null; then echo "  continues      from the newest checkpoint in $out"; fi
-    echo "  memory         $memory"
+    echo "  memory         ${memory%%$'\n'*}"
+    sed -n '2,$s/^/  warning        /p' <<<"$memory"
     for line in time loss hellaswag; do
         printf '  %-14s %s\n' "$line" "${papers[$line]:-not published, as far as we know}"
     done

@@ -56,6 +56,14 @@ for recipe in "${recipes[@]}"; do
     grep -F "| \`${recipe#scripts/}\` |" docs/recipes.md | has -F "| ${told//,/, } |"
     verdict $? "docs/recipes.md has other memory of $recipe than $told"
 done
+GPUS=4 NODES=2 expect 0 "  warning        --tp 8 reaches over nodes" scripts/run_gpt3_6700M.sh --dry-run --tp 8 --dp 1
+GPUS=8 expect 0 "  warning        a step of 1 micro-batches keeps at most 1 of 8 pipeline stages busy" \
+    scripts/run_gpt3_6700M.sh --dry-run --tp 1 --pp 8 --dp 1 --micro-batch 1 --total-batch 2048
+grep -qE "^  memory +[0-9.]+ GiB of a GPU; not counted: [^0-9]*$" "$work/log"
+verdict $? "memory stands in a line of its own: $(grep memory "$work/log")"
+GPUS=8 expect 0 "" scripts/run_gpt3_6700M.sh --dry-run
+! grep -q warning "$work/log"
+verdict $? "a layout without fault: $(grep warning "$work/log")"
 [ ! -e "$RUNS" ]
 verdict $? "--dry-run has written to $RUNS"
 tokens() { on "$2" "scripts/$1" --dry-run | sed -nE 's/.* steps? .*, (.*) tokens in all/\1/p'; }

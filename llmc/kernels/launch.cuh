@@ -37,6 +37,12 @@ public:
     // nothing.
     Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, false); }
     Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, true); }
+    // Declares the FLOPs of a kernel that multiplies matrices, from which a plan takes its time
+    // (llmc/plan/step_time.h).
+    Launch& multiplies(double flops) {
+        flops_ = flops;
+        return *this;
+    }
 
     dim3 grid() const { return grid_; }
     dim3 block() const { return block_; }
@@ -45,6 +51,7 @@ public:
     const char* file() const { return file_; }
     int line() const { return line_; }
     std::size_t bytes() const { return bytes_; }   // declared, reads and writes together
+    double flops() const { return flops_; }        // declared
 
 #ifdef HOST_EXECUTION_MODEL
     const std::vector<host::Access>& accesses() const { return accesses_; }
@@ -65,6 +72,7 @@ private:
     const char* file_;
     int line_;
     std::size_t bytes_ = 0;
+    double flops_ = 0;
 #ifdef HOST_EXECUTION_MODEL
     std::vector<host::Access> accesses_;
 #endif

@@ -18,15 +18,26 @@ struct LayerTime {
     double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
     double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
     double context_bytes = 0, context_exposed = 0;   // bytes sent and exposed seconds by context parallelism
+    double expert_bytes = 0, expert_forward = 0, expert_backward = 0;   // bytes sent and seconds by expert parallelism
     double compute() const { return forward + input + weight + recompute; }
     double tensor_exposed() const { return tensor_forward + tensor_backward; }
-    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3; }
-    double input_seconds() const { return input + recompute + tensor_backward + 2 * context_exposed / 3; }
+    double expert_exposed() const { return expert_forward + expert_backward; }
+    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3 + expert_forward; }
+    double input_seconds() const {
+        return input + recompute + tensor_backward + 2 * context_exposed / 3 + expert_backward;
+    }
 };
 
 // Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
 struct BranchTime {
     double in = 0, out = 0;
+};
+
+// A matrix of a layer, and the rows of a micro-batch that are multiplied with it; all experts' matrices count as one.
+struct LayerMatrix {
+    double rows, outputs, inputs;
+    double elements;                                               // as many as the matrix has
+    double flops() const { return 2 * rows * outputs * inputs; }   // for each of its three matmuls
 };
 
 class ClosedForm {
@@ -45,7 +56,7 @@ public:
 
     StepTime time() const {
         const LayerTime layer = of_layer();
-        const double head = of_matrix(sizes_.Vp, sizes_.C) + moved(3 * rows_ * sizes_.Vp * kElement) / 3;
+        const double head = seconds_of(classifier()) + moved(3 * rows_ * sizes_.Vp * kElement) / 3;
         const TensorOutside outside = tensor_outside();
         StepTime result;
         PipelineCosts costs;
@@ -70,14 +81,14 @@ public:
         const Pipelined found = pipelined(costs, m);
         add_axes(result, layer, m);
         const double update = optimizer_seconds();
-        const double zero_exposed = add_zero(result, layer, m);
+        const double zero_exposed = add_zero(result, layer, m) + add_partial_sums(result);
         result.computing = m * compute / mesh_.pp + update;
-        const double inside =
-            m * static_cast<double>(config_.layers) / mesh_.pp * (layer.tensor_exposed() + layer.context_exposed);
+        const double inside = m * static_cast<double>(config_.layers) / mesh_.pp *
+                              (layer.tensor_exposed() + layer.context_exposed + layer.expert_exposed());
         result.exposed = zero_exposed + inside;
         result.bubble_share = mesh_.pp > 1 ? found.idle_share : 0;
         result.seconds = found.makespan * (1 + slowed_by_links()) + update + zero_exposed + slowed(result);
-        result.flops = m * (static_cast<double>(config_.layers) * layer.flops + 6 * rows_ * sizes_.Vp * sizes_.C);
+        result.flops = m * (static_cast<double>(config_.layers) * layer.flops + 3 * classifier().flops());
         return result;
     }
 
@@ -86,9 +97,9 @@ public:
         double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, and of the earlier stages
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
-            of_layer += 2 * rows_ * static_cast<double>(tp_shard_of(param.tensor, mesh_.tp).elements()) * matmul;
+            of_layer += matrix_of(param).flops() * matmul;
         }
-        const double head = 2 * rows_ * sizes_.Vp * sizes_.C * matmul;
+        const double head = classifier().flops() * matmul;
         for (int stage = 0; stage < mesh_.pp; stage++) {
             double own = 0, forward = 0;
             for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len)) {
@@ -104,6 +115,7 @@ public:
 
 private:
     static constexpr double kElement = sizeof(floatX);
+    static constexpr int kRouterKernels = 4;   // that choose experts and order their rows, each way
 
     struct Pipelined {
         double makespan, idle_share;
@@ -132,10 +144,23 @@ private:
 
     double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
     // Seconds of one of the three matmuls with a matrix (forward, input, weight); each has the same FLOPs.
-    double of_matrix(double rows, double columns) const {
-        return machine_.seconds_of(2 * rows_ * rows * columns,
-                                   kElement * (rows_ * rows + rows_ * columns + rows * columns));
+    double seconds_of(const LayerMatrix& m) const {
+        return machine_.seconds_of(m.flops(), kElement * (m.rows * (m.outputs + m.inputs) + m.elements));
     }
+    LayerMatrix classifier() const {
+        return {rows_, static_cast<double>(sizes_.Vp), static_cast<double>(sizes_.C), 1.0 * sizes_.Vp * sizes_.C};
+    }
+    // A token goes through its chosen experts only. Tensor parallelism does not cut a mixture's matrices.
+    LayerMatrix matrix_of(const ParamInfo& param) const {
+        const TensorSpec shard = tp_shard_of(param.tensor, mesh_.tp);
+        const auto rows = static_cast<double>(shard.rows), cols = static_cast<double>(shard.cols);
+        if (config_.experts == 0 || param.name.find("mlp.") == std::string::npos)
+            return {rows_, rows, cols, rows * cols};
+        if (shard.cut != TensorCut::experts) return {residual_rows(), rows, cols, rows * cols};
+        return {residual_rows() * chosen(), rows / static_cast<double>(config_.experts), cols, rows * cols / mesh_.ep};
+    }
+    double residual_rows() const { return sizes_.residual_rows(); }
+    double chosen() const { return static_cast<double>(config_.experts_per_token()); }
     int nodes_of(int ranks, int stride) const {
         return std::max(1, std::min(ranks, ranks * stride / machine_.devices_per_node));
     }
@@ -146,8 +171,7 @@ private:
     double collectives(int count, double bytes, int ranks, int stride, int passes) const {
         if (ranks == 1) return 0;
         const int nodes = nodes_of(ranks, stride);
-        return count * collective_latency(machine_, {ranks, nodes}, passes) +
-               bytes / machine_.link(nodes).bytes_per_second;
+        return count * collective_seconds(machine_, {ranks, nodes}, bytes / count, passes);
     }
     double border_seconds() const {
         const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest link
@@ -190,13 +214,13 @@ private:
         double last = 0;
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
-            const TensorSpec shard = tp_shard_of(param.tensor, mesh_.tp);
-            const double one = of_matrix(static_cast<double>(shard.rows), static_cast<double>(shard.cols));
+            const LayerMatrix matrix = matrix_of(param);
+            const double one = seconds_of(matrix);
             layer.forward += one, layer.input += one, layer.weight += one;
             if (!is_made_again(param)) last += one;
             BranchTime& branch = param.name.find("attn.") != std::string::npos ? attention_branch : mlp;
             (param.name.ends_with("c_proj.weight") ? branch.out : branch.in) += one;
-            layer.flops += 6 * rows_ * static_cast<double>(shard.elements());
+            layer.flops += 3 * matrix.flops();
         }
         const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // between the chunks of an operation
         layer.forward += 4 * pauses, last += pauses;
@@ -205,8 +229,9 @@ private:
         layer.forward += attention + machine_.kernel_seconds;
         layer.input += 2.5 * attention + machine_.kernel_seconds;
         // norms, residual sums, and the MLP's nonlinearity if it has its own kernel
-        const double residual = residual_bytes_ / sizes_.residual_parts, inner = rows_ * sizes_.F * kElement;
-        const bool gated = config_.gated(), apart = !traits_of(config_.mlp).in_matmul || kElement == 4;
+        const bool experts = config_.experts > 0, gated = config_.gated(),
+                   apart = experts || !traits_of(config_.mlp).in_matmul || kElement == 4;
+        const double residual = residual_bytes_ / sizes_.residual_parts, inner = kElement * activated_elements();
         const int read = gated ? 2 : 1;   // arrays read, of F channels each
         layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner) + pauses : 0);
         layer.input +=
@@ -215,11 +240,24 @@ private:
             const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
             layer.forward += turned + pauses, layer.input += turned;
         }
+        if (experts) {   // rows are gathered for the experts, and their outputs added up
+            const double rows = moved((chosen() + 1) * residual);
+            layer.forward += 2 * rows + kRouterKernels * machine_.kernel_seconds, last += rows;
+            layer.input += 2 * rows + kRouterKernels * machine_.kernel_seconds;
+        }
         if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
         if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
         add_tensor_parallel(layer, attention_branch, mlp);
         add_context_parallel(layer, attention);
+        add_expert_parallel(layer);
         return layer;
+    }
+
+    // Elements that the MLP's nonlinearity, or that of the experts, makes of a micro-batch.
+    double activated_elements() const {
+        if (config_.experts == 0) return rows_ * sizes_.F;
+        return residual_rows() * (chosen() + static_cast<double>(config_.shared_experts)) *
+               static_cast<double>(config_.expert_width());
     }
 
     int chunks() const {
@@ -255,8 +293,10 @@ private:
         const bool block = o_.recompute == Recompute::block;
         const bool drained = block || o_.recompute == Recompute::gelu_norm;
         const bool all_again = block && config_.norm_position == NormPosition::after;
-        const int forward = sequence_parallel_ ? 4 : 2, backward = sequence_parallel_ ? 6 : 2,
-                  again = block ? forward - 1 + all_again : 0;
+        const bool cut_mlp = config_.experts == 0;   // a mixture works on the rows that the rank has, without exchanges
+        const int branches = cut_mlp ? 2 : 1, forward = branches * (sequence_parallel_ ? 2 : 1),
+                  backward = branches * (sequence_parallel_ ? 3 : 1),
+                  again = block ? forward - (cut_mlp && !all_again ? 1 : 0) : 0;
         const double whole = whole_exchange(), chunk = collective(tensor_unit() / chunks(), mesh_.tp, 1, passes());
         auto in_chunks = [&](double matmul) { return chunk + (chunks() - 1) * shown(chunk, matmul / chunks()); };
         auto entering = [&](const BranchTime& branch) { return sequence_parallel_ ? in_chunks(branch.in) : 0; };
@@ -267,14 +307,19 @@ private:
         };
         layer.tensor_bytes = (forward + backward + again) * tensor_unit();
         layer.tensor_seconds = (forward + again) * chunks() * chunk + backward * whole;
-        layer.tensor_forward = entering(attention) + in_chunks(attention.out) + entering(mlp) + in_chunks(mlp.out);
-        layer.tensor_backward = backward_of(mlp, drained ? 0 : attention.in) + backward_of(attention, mlp.in);
-        if (block) layer.tensor_backward += entering(attention) + in_chunks(attention.out) + entering(mlp);
+        layer.tensor_forward = entering(attention) + in_chunks(attention.out);
+        layer.tensor_backward = backward_of(attention, cut_mlp ? mlp.in : 0);
+        if (block) layer.tensor_backward += layer.tensor_forward;
+        if (cut_mlp) {
+            layer.tensor_forward += entering(mlp) + in_chunks(mlp.out);
+            layer.tensor_backward += backward_of(mlp, drained ? 0 : attention.in) + (block ? entering(mlp) : 0);
+        }
         if (all_again) layer.tensor_backward += in_chunks(mlp.out);
         // the gradients leave after the next layer's first gather, or before it if there is none
         if (!drained) {
-            const double work = sequence_parallel_ ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
-            layer.tensor_slack = std::max(0.0, work - (sequence_parallel_ ? 2 : 1) * whole);
+            const bool gathers = sequence_parallel_ && cut_mlp;
+            const double work = gathers ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
+            layer.tensor_slack = std::max(0.0, work - (gathers ? 2 : 1) * whole);
         }
     }
 
@@ -291,9 +336,23 @@ private:
                                 std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
     }
 
+    // Rows go to their experts and come back, and so do their gradients, while nothing else runs. Each expert gets as
+    // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
+    void add_expert_parallel(LayerTime& layer) const {
+        if (mesh_.ep == 1) return;
+        const int backward =
+            2 + (o_.recompute == Recompute::block ? 1 : 0) + (o_.pp_schedule == PipelineKind::zero_bubble ? 1 : 0);
+        const double bytes = residual_rows() * chosen() * sizes_.C * kElement * (mesh_.ep - 1) / mesh_.ep;
+        const Link& link = machine_.link(nodes_of(mesh_.ep, 1));
+        const double one = link.seconds + bytes / link.bytes_per_second;
+        layer.expert_bytes = (2 + backward) * bytes;
+        layer.expert_forward = 2 * one, layer.expert_backward = backward * one;
+    }
+
     void add_axes(StepTime& result, const LayerTime& layer, int m) const {
         const double layers = m * static_cast<double>(config_.layers) / mesh_.pp;
-        auto add = [&](const char* name, int ranks, int stride, double bytes, double exposed, double seconds = 0) {
+        auto add = [&](const std::string& name, int ranks, int stride, double bytes, double exposed,
+                       double seconds = 0) {
             if (ranks == 1) return;
             const int nodes = nodes_of(ranks, stride);
             const double travel = bytes / machine_.link(nodes).bytes_per_second;
@@ -303,6 +362,8 @@ private:
             layers * layer.tensor_seconds);
         add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
             layers * layer.context_exposed);
+        add(group_name(mesh_, AxisSet{Axis::ep}), mesh_.ep, 1, layers * layer.expert_bytes,
+            layers * layer.expert_exposed(), layers * layer.expert_exposed());
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
         add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
     }
@@ -364,9 +425,29 @@ private:
             const double beside = std::max(0.0, travel - times * layers * layer.tensor_slack);
             exposed = std::max(exposed, beside + (o_.zero == 3 ? gather : 0) + between);
         }
-        result.groups[group_name(mesh_, zero_axes)] = {
-            {ranks, nodes}, reduced + gathered + traffic.replicas, reduce + gather + between, exposed};
+        GroupTime& group = result.groups[group_name(mesh_, zero_axes)];   // experts may be dealt out to the same ranks
+        group.size = {ranks, nodes};
+        group.bytes += reduced + gathered + traffic.replicas;
+        group.seconds += reduce + gather + between, group.exposed += exposed;
         return exposed;
+    }
+
+    // Adds the sum over tp ranks, at the end of a step, of gradients that each has in part: norms', and a mixture's
+    // (llmc/parallel/partial_gradients.h). Returns its seconds with those of packing, which nothing hides.
+    double add_partial_sums(StepTime& result) const {
+        if (!sequence_parallel_) return 0;
+        const ParamStorage own = storage();
+        double bytes = 0;
+        for (const TensorLayout& tensor : own.tensors()) {
+            const TensorSpec& spec = table_[tensor.param].tensor;
+            if (!spec.partial.contains(Axis::tp) || is_expert_parallel(spec, mesh_)) continue;
+            bytes += static_cast<double>(own.padded_elements(tensor, StateKind::optimizer)) *
+                     static_cast<double>(size_of(o_.grad_dtype));
+        }
+        const double sent = 2.0 * (mesh_.tp - 1) / mesh_.tp * bytes, one = collective(sent, mesh_.tp, 1, 2);
+        GroupTime& group = result.groups["tp"];
+        group.bytes += sent, group.seconds += one, group.exposed += one;
+        return one + 2 * moved(2 * bytes);
     }
 
     // Seconds of the update: it reads gradients twice, and reads and writes states and parameters.

@@ -41,13 +41,14 @@ inline double tree_us(int ranks, int nodes, Protocol protocol) {
            2 * ((static_cast<double>(ranks) / nodes - 1) * hop.intra + std::log2(nodes) * hop.inter);
 }
 
-// Seconds of a collective in which each rank sends `bytes`, with the fastest algorithm and protocol.
-inline double seconds(double bytes, int ranks, int nodes, int passes, double bytes_per_second) {
+// Seconds of a collective in which each rank sends `bytes`, with the fastest algorithm and protocol. `hop`: the
+// machine's latency in units of NCCL's.
+inline double seconds(double bytes, int ranks, int nodes, int passes, double bytes_per_second, double hop = 1) {
     double best = 1e30;
     for (const Protocol protocol : {Protocol::ll, Protocol::ll128, Protocol::simple}) {
         const double travel = bytes / (share_of_bandwidth(protocol) * bytes_per_second);
-        best = std::min(best, 1e-6 * ring_us(ranks, nodes, protocol, passes) + travel);
-        if (passes == 2) best = std::min(best, 1e-6 * tree_us(ranks, nodes, protocol) + travel);
+        best = std::min(best, hop * 1e-6 * ring_us(ranks, nodes, protocol, passes) + travel);
+        if (passes == 2) best = std::min(best, hop * 1e-6 * tree_us(ranks, nodes, protocol) + travel);
     }
     return best;
 }

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "llmc/base/log.h"
-#include "llmc/base/refuse.h"
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
@@ -58,7 +57,7 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     const StepTime& step = plan.step;
     std::vector<std::string> warnings =
         layout_doubts(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
-    if (o.pp > 1 && step.bubble_share > 0.2) {
+    if (o.pp > 1 && step.bubble_share > kAllowedIdle) {
         const std::int64_t wanted = (4 * (o.pp - 1) + o.pp_chunks - 1) / o.pp_chunks,
                            m = (wanted + o.pp - 1) / o.pp * o.pp;
         const std::string cure = o.micro_steps() < m
@@ -68,7 +67,7 @@ std::vector<std::string> warnings_of(const Plan& plan) {
         warnings.push_back(
             formatted("the pipeline's bubble is %.1f%% of the time: %s", 100 * step.bubble_share, cure.c_str()));
     }
-    if (step.exposed > 0.2 * step.seconds) {
+    if (step.exposed > kAllowedIdle * step.seconds) {
         std::string most;
         double longest = 0;
         for (const auto& [name, group] : step.groups) {
@@ -101,7 +100,52 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     return warnings;
 }
 
+// Returns what makes the largest line of memory smaller.
+std::string relief_of_memory(const Plan& plan, const std::string& line) {
+    const Options& o = plan.run.options;
+    const std::string smaller = "a smaller --micro-batch";
+    if (line == "activations")
+        return o.recompute == Recompute::block ? smaller + ", or --cp" : "--recompute block, or " + smaller;
+    int cuts = 0;   // the stage of ZeRO that cuts it
+    if (line.starts_with("optimizer")) cuts = 1;
+    if (line == "gradients") cuts = 2;
+    if (line == "parameters") cuts = 3;
+    if (cuts == 0) return smaller;
+    if (o.zero >= cuts) return "more ranks for --dp, --tp or --pp";
+    return plan.run.mesh.shards() > 1 ? text("--zero ", cuts) : text("--tp or --pp, or --dp with --zero ", cuts);
+}
+
+std::string relief_of_group(const std::string& group) {
+    if (group == "tp") return "a smaller --tp, or larger micro-batches";
+    if (group == "pp") return "a smaller --pp";
+    if (group == "all") return "a larger --total-batch";
+    if (group == "ep") return "a smaller --ep, within a node";
+    if (group.starts_with("cp")) return "a smaller --cp, or longer sequences";
+    return "a larger --total-batch, a smaller --zero, or --zero-group within a node";
+}
+
 }   // namespace
+
+std::vector<Limit> all_limits(const Plan& plan) {
+    const StageMemory& fullest = *std::ranges::max_element(plan.memory, {}, &StageMemory::bytes);
+    const auto& [line, bytes] = fullest.lines.front();
+    std::vector<Limit> limits{{formatted("memory, %.2f of %.2f GiB, most of it %s, %.2f GiB", fullest.bytes / (1 << 30),
+                                         plan.allowed_bytes() / (1 << 30), line.c_str(), bytes / (1 << 30)),
+                               fullest.bytes / plan.allowed_bytes(), relief_of_memory(plan, line)}};
+    for (const auto& [name, group] : plan.step.groups) {
+        const double share = group.exposed / plan.step.seconds;
+        if (group.exposed <= 0) continue;
+        limits.push_back({formatted("links of group %s, exposed for %.1f%% of a step", name.c_str(), 100 * share),
+                          share / kAllowedIdle, relief_of_group(name)});
+    }
+    if (plan.run.mesh.pp > 1) {
+        limits.push_back({formatted("the bubble, %.1f%% of the time", 100 * plan.step.bubble_share),
+                          plan.step.bubble_share / kAllowedIdle,
+                          "more micro-batches (--total-batch), --pp-chunks, or a smaller --pp"});
+    }
+    std::ranges::stable_sort(limits, {}, [](const Limit& limit) { return -limit.share; });
+    return limits;
+}
 
 double Plan::most_bytes() const {
     double most = 0;
@@ -158,6 +202,8 @@ Plan make_plan(const Options& options) {
                                    : closed_form_time(run.options, run.config, run.mesh, plan.machine);
     plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
     plan.warnings = warnings_of(plan);
+    plan.limits = all_limits(plan);
+    if (plan.limits.size() > 3) plan.limits.resize(3);
     return plan;
 }
 
@@ -172,8 +218,6 @@ int ranks_of(const Options& o) {
 
 int plan_run(const Options& asked) {
     Options options = asked;
-    refuse_if(options.ep > 1, text("plan with --ep ", options.ep, ": no time is known of experts that are dealt out"),
-              "Leave --ep out; --print-memory counts what a rank takes with it.");
     if (options.plan.search) {
         const Machine machine = planned_machine(options);
         const std::vector<Candidate> found = search_layouts(options, machine, ranks_of(options));

@@ -18,6 +18,13 @@ struct StageMemory {
     std::vector<std::pair<std::string, double>> lines;   // by purpose, the largest first
 };
 
+// A limit that a bigger run on the same machine would come to.
+struct Limit {
+    std::string what;     // its name and figures
+    double share;         // used up: 1 is the limit
+    std::string relief;   // options that help
+};
+
 struct Plan {
     PlannedRun run;
     Machine machine;
@@ -28,15 +35,19 @@ struct Plan {
     StepTime step;
     ScalingLaw::Optimum best;   // for the same FLOPs
     std::vector<std::string> warnings;
+    std::vector<Limit> limits;   // the three nearest, the nearest first
 
     double devices() const { return run.mesh.size(); }
     double most_bytes() const;
-    bool fits() const { return most_bytes() <= 0.9 * machine.memory_bytes; }
+    double allowed_bytes() const { return 0.9 * machine.memory_bytes; }   // per device
+    bool fits() const { return most_bytes() <= allowed_bytes(); }
     double tokens_per_second() const { return static_cast<double>(run.options.tokens_per_step()) / step.seconds; }
     double mfu() const;
     double seconds() const { return tokens / tokens_per_second(); }
     double device_hours() const { return devices() * seconds() / 3600; }
 };
+
+constexpr double kAllowedIdle = 0.2;   // share of the time for the bubble, and for communication, without a warning
 
 // Returns the machine that the options name, with their overrides.
 Machine planned_machine(const Options& options);
@@ -44,6 +55,9 @@ Machine planned_machine(const Options& options);
 double planned_tokens(const Options& options, double parameters);
 
 Plan make_plan(const Options& options);
+// Returns the limits of memory (its largest line), of each link and of the bubble, which are allowed kAllowedIdle of
+// the time each; the nearest first.
+std::vector<Limit> all_limits(const Plan& plan);
 std::string plan_text(const Plan& plan);
 std::string plan_json(const Plan& plan);
 std::string plan_svg(const Plan& plan);   // memory as bars, a step of every stage as a time line

@@ -55,6 +55,32 @@ TEST_CASE("plan: NCCL's latency of 64 ranks on 8 nodes, by a ring and by a tree"
     CHECK(large == Approx(10e9 / 300e9).epsilon(0.01));
 }
 
+TEST_CASE("plan: a collective's protocol is that of its size, on a machine's own links") {
+    using nccl_time::Protocol;
+    Machine machine = known_machine("H100");
+    machine.intra = {300e9, 2 * 3.4e-6}, machine.inter = {40e9, 14e-6};   // hops twice as long as NCCL's, and as long
+    auto over = [&](double bytes, int nodes, int passes) {   // microseconds beyond those of the bytes themselves
+        const double own = bytes / machine.link(nodes).bytes_per_second;
+        return 1e6 * (collective_seconds(machine, {8 * nodes, nodes}, bytes, passes) - own);
+    };
+    for (const int passes : {1, 2}) {
+        CHECK(over(0, 1, passes) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::ll, passes)));
+        CHECK(over(1e9, 1, passes) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::simple, passes)));
+    }
+    CHECK(over(0, 8, 1) == Approx(nccl_time::ring_us(64, 8, Protocol::ll, 1)));
+    CHECK(over(1e9, 8, 1) == Approx(nccl_time::ring_us(64, 8, Protocol::simple, 1)));
+    CHECK(over(1e9, 8, 2) == Approx(nccl_time::tree_us(64, 8, Protocol::simple)));
+    // between them, LL128 loses a sixteenth of the bandwidth and less latency than Simple
+    const double middle = 2e7;
+    CHECK(over(middle, 1, 1) == Approx(2 * nccl_time::ring_us(8, 1, Protocol::ll128, 1) + middle / 300e9 * 1e6 / 15));
+    double before = 0;
+    for (double bytes = 1; bytes < 1e10; bytes *= 2) {   // more bytes never take less
+        const double now = collective_seconds(machine, {8, 1}, bytes, 2);
+        CHECK(now >= before);
+        before = now;
+    }
+}
+
 TEST_CASE("plan: the scaling law's optimum for 1e21 FLOPs, and its constants found again from runs") {
     const ScalingLaw law;
     const auto best = law.optimum(1e21);
@@ -83,4 +109,54 @@ TEST_CASE("plan: failures of 16,384 GPUs, and the interval between checkpoints t
     for (const double other : {0.8, 1.25}) {
         CHECK(wasted_share(failures, other * best) > wasted_share(failures, best));
     }
+}
+
+namespace {
+
+// A plan of 4 ranks with these bytes of memory, of 100 that are allowed, and these shares of a step.
+Plan made_plan(std::vector<std::pair<std::string, double>> lines, const std::map<std::string, double>& exposed,
+               double bubble) {
+    Plan plan;
+    plan.machine.memory_bytes = 100 / 0.9;
+    double bytes = 0;
+    for (const auto& [name, part] : lines) bytes += part;
+    plan.memory = {{0, bytes / 2, lines}, {1, bytes, lines}};
+    plan.run.mesh = {.pp = 2, .dp = 2};
+    plan.run.options.recompute = Recompute::none;
+    plan.step.seconds = 10;
+    plan.step.bubble_share = bubble;
+    for (const auto& [name, share] : exposed) plan.step.groups[name].exposed = 10 * share;
+    return plan;
+}
+
+}   // namespace
+
+TEST_CASE("plan: the nearest limits, of memory, links and bubble, with what relieves each") {
+    const std::vector<Limit> limits =
+        all_limits(made_plan({{"activations", 40}, {"parameters", 20}}, {{"dp", 0.1}, {"tp", 0.19}, {"pp", 0}}, 0.16));
+    REQUIRE(limits.size() == 4);
+    CHECK(limits[0].what == "links of group tp, exposed for 19.0% of a step");
+    CHECK(limits[0].share == Approx(0.95));
+    CHECK(limits[0].relief.find("--tp") != std::string::npos);
+    CHECK(limits[1].what == "the bubble, 16.0% of the time");
+    CHECK(limits[1].share == Approx(0.8));
+    CHECK(limits[1].relief.find("--total-batch") != std::string::npos);
+    CHECK(limits[2].what.starts_with("memory, "));   // of the fullest stage
+    CHECK(limits[2].share == Approx(0.6));
+    CHECK(limits[2].relief.starts_with("--recompute block"));
+    CHECK(limits[3].what.starts_with("links of group dp"));
+    CHECK(limits[3].share == Approx(0.5));
+
+    auto relief = [](const char* line, int zero, int dp, Recompute level) {
+        Plan plan = made_plan({{line, 90}}, {}, 0);
+        plan.run.mesh = {.dp = dp}, plan.run.options.zero = zero, plan.run.options.recompute = level;
+        return all_limits(plan).front().relief;
+    };
+    CHECK(relief("optimizer m", 0, 4, Recompute::none) == "--zero 1");
+    CHECK(relief("gradients", 1, 4, Recompute::none) == "--zero 2");
+    CHECK(relief("parameters", 2, 4, Recompute::none) == "--zero 3");
+    CHECK(relief("parameters", 3, 4, Recompute::none) == "more ranks for --dp, --tp or --pp");
+    CHECK(relief("optimizer", 0, 1, Recompute::none) == "--tp or --pp, or --dp with --zero 1");
+    CHECK(relief("activations", 0, 4, Recompute::block) == "a smaller --micro-batch, or --cp");
+    CHECK(relief("workspace", 0, 4, Recompute::none) == "a smaller --micro-batch");
 }

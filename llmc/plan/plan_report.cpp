@@ -50,10 +50,10 @@ std::string plan_text(const Plan& plan) {
         "parameters and %.3g tokens\n",
         plan.tokens, plan.tokens / plan.parameters, plan.flops, plan.best.parameters, plan.best.tokens);
     out += formatted(
-        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --zero %d --recompute %s, %d "
-        "micro-batches of %d x %d tokens\n",
-        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.zero, name_of(o.recompute.value()),
-        o.micro_steps(), o.micro_batch, o.seq_len);
+        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --ep %d --zero %d --recompute %s, "
+        "%d micro-batches of %d x %d tokens\n",
+        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.ep, o.zero,
+        name_of(o.recompute.value()), o.micro_steps(), o.micro_batch, o.seq_len);
     out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
                      1e-12 * plan.machine.best_matmul(), 1e-9 * plan.machine.copy_bytes_per_second,
                      1e-9 * plan.machine.intra.bytes_per_second, 1e-9 * plan.machine.inter.bytes_per_second,
@@ -79,11 +79,19 @@ std::string plan_text(const Plan& plan) {
         "%.2f%% of the time is lost\n",
         failures.between_seconds / 3600, kGpuHoursPerFailure, interval, 100 * wasted_share(failures, interval));
     for (const std::string& warning : plan.warnings) out += "warning: " + warning + "\n";
+    out += "nearest limits:\n";
+    for (const Limit& limit : plan.limits) {
+        out += formatted("  %3.0f%% of what is allowed: %s; relieved by %s\n", 100 * limit.share, limit.what.c_str(),
+                         limit.relief.c_str());
+    }
     return out;
 }
 
 std::string plan_json(const Plan& plan) {
-    std::vector<Json> memory, groups, warnings(plan.warnings.begin(), plan.warnings.end());
+    std::vector<Json> memory, groups, limits, warnings(plan.warnings.begin(), plan.warnings.end());
+    for (const Limit& limit : plan.limits) {
+        limits.push_back(Json::object({{"what", limit.what}, {"share", limit.share}, {"relief", limit.relief}}));
+    }
     for (const StageMemory& stage : plan.memory) {
         Json lines = Json::object();
         for (const auto& [name, bytes] : stage.lines) lines.add(name, bytes);
@@ -97,6 +105,7 @@ std::string plan_json(const Plan& plan) {
                                        {"seconds", group.seconds},
                                        {"exposed_seconds", group.exposed}}));
     }
+    const double price = plan.run.options.plan.price;
     return to_text(Json::object({{"parameters", plan.parameters},
                                  {"exported_parameters", plan.exported},
                                  {"tokens", plan.tokens},
@@ -116,7 +125,9 @@ std::string plan_json(const Plan& plan) {
                                  {"mfu", plan.mfu()},
                                  {"days", plan.seconds() / kSecondsPerDay},
                                  {"gpu_hours", plan.device_hours()},
-                                 {"warnings", Json::array(warnings)}}),
+                                 {"cost", price > 0 ? Json(plan.device_hours() * price) : Json()},
+                                 {"warnings", Json::array(warnings)},
+                                 {"limits", Json::array(limits)}}),
                    1) +
            "\n";
 }

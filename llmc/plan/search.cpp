@@ -107,8 +107,9 @@ std::string reason(const Candidate& candidate, const Candidate& best, const Mach
 
 std::string Candidate::layout() const {
     const Options& o = run.options;
-    return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, o.cp > 1 ? text(" --cp ", o.cp) : "", " --zero ", o.zero,
-                " --recompute ", name_of(o.recompute.value()));
+    return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, o.cp > 1 ? text(" --cp ", o.cp) : "",
+                o.ep > 1 ? text(" --ep ", o.ep) : "", " --zero ", o.zero, " --recompute ",
+                name_of(o.recompute.value()));
 }
 
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks, int wanted,

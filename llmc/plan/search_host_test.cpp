@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llmc/model/precision.h"
 #include "llmc/plan/auto_layout.h"
+#include "llmc/plan/closed_form.h"
 
 namespace {
 
@@ -35,8 +37,7 @@ Exhausted exhausted(const Options& options, const Machine& machine, int ranks) {
 }
 
 // `within`: of the replay's time.
-void compare(const char* model, int ranks, const Machine& machine, double within = 0.1) {
-    const Options options = options_of(model, ranks);
+void compare(const std::string& model, const Options& options, int ranks, const Machine& machine, double within = 0.1) {
     const Exhausted found = exhausted(options, machine, ranks);
     REQUIRE(found.all.size() > 3);
     double least = 0, most = 0;
@@ -46,18 +47,81 @@ void compare(const char* model, int ranks, const Machine& machine, double within
         if (error < least) least = error, worst[0] = candidate.layout();
         if (error > most) most = error, worst[1] = candidate.layout();
         CHECK_MESSAGE(candidate.least <= candidate.time.seconds, candidate.layout());
-        CHECK_MESSAGE(std::abs(error) < within, std::string(model), " on ", ranks, ": ", candidate.layout(),
-                      ": closed form ", candidate.formula, ", replay ", candidate.time.seconds);
+        CHECK_MESSAGE(std::abs(error) < within, model, " on ", ranks, ": ", candidate.layout(), ": closed form ",
+                      candidate.formula, ", replay ", candidate.time.seconds);
     }
     const Candidate chosen = search_layouts(options, machine, ranks).front();
-    MESSAGE(std::string(model), " on ", ranks, " ranks: ", found.all.size(), " layouts fit; closed forms from ",
-            100 * least, "% (", worst[0], ") to ", 100 * most, "% (", worst[1], "); chosen ",
-            100 * (chosen.time.seconds / found.best - 1), "% slower than the best");
+    MESSAGE(model, " on ", ranks, " ranks: ", found.all.size(), " layouts fit; closed forms from ", 100 * least, "% (",
+            worst[0], ") to ", 100 * most, "% (", worst[1], "); chosen ", 100 * (chosen.time.seconds / found.best - 1),
+            "% slower than the best");
     CHECK(chosen.replayed);
     CHECK(chosen.time.seconds <= 1.05 * found.best);
 }
 
+void compare(const char* model, int ranks, const Machine& machine) {
+    compare(model, options_of(model, ranks), ranks, machine);
+}
+
+// A mixture of experts with all matmuls large.
+Options mixture(int ranks, int experts, int chosen) {
+    Options o = options_of("", ranks);
+    o.layers = 8, o.heads = 16, o.channels = 2048, o.vocab_size = 50257, o.micro_batch = 2;
+    o.architecture = {{"experts", experts}, {"experts-per-token", chosen}, {"expert-width", 1024}, {"mlp", 1}};
+    return o;
+}
+
+// Replay and closed form of one layout.
+std::pair<StepTime, StepTime> both_times(const Options& options, const Machine& machine) {
+    PlannedRun run = planned_run(options);
+    run.options.recompute = options.recompute.value_or(Recompute::none);
+    return {step_time(run.options, run.config, run.mesh, machine, false),
+            closed_form_time(run.options, run.config, run.mesh, machine)};
+}
+
 }   // namespace
+
+TEST_CASE("plan: a token's FLOPs are those of its K experts, whatever number there are, in replays and closed forms") {
+    const Machine machine = known_machine("H100");
+    const Options few = mixture(1, 8, 2), many = mixture(1, 32, 2), more_chosen = mixture(1, 8, 4);
+    const auto [replayed, formula] = both_times(few, machine);
+    const PlannedRun run = planned_run(few);
+    const double tokens = static_cast<double>(few.total_batch);
+    // those of MFU, which leave out padding of the vocabulary and count attention's mask as work
+    const double counted = tokens * flops_per_token(run.config, few.seq_len);
+    CHECK(formula.flops == doctest::Approx(counted).epsilon(0.05));
+    CHECK(replayed.flops == doctest::Approx(formula.flops).epsilon(0.05));
+    const double width = 1024, router = 24 * 2048.0 * 6 * tokens * 8,
+                 two_more = 2 * 3 * width * 2048 * 6 * tokens * 8;   // gates, ups and projections of 8 layers
+    const auto [replayed_many, formula_many] = both_times(many, machine);
+    CHECK(replayed_many.flops - replayed.flops == doctest::Approx(router));
+    CHECK(formula_many.flops - formula.flops == doctest::Approx(router));
+    const auto [replayed_more, formula_more] = both_times(more_chosen, machine);
+    CHECK(replayed_more.flops - replayed.flops == doctest::Approx(two_more));
+    CHECK(formula_more.flops - formula.flops == doctest::Approx(two_more));
+    CHECK(replayed_more.seconds - replayed.seconds > 0.5 * two_more / machine.best_matmul());
+}
+
+TEST_CASE(
+    "plan: closed forms of experts are within 12% of replays, and what --ep sends is R K C (ep - 1) / ep a time") {
+    const Machine machine = known_machine("H100");
+    compare("16 experts", mixture(4, 16, 2), 4, machine, 0.12);   // worst where pipelines meet ZeRO-3
+    for (const int ep : {2, 4, 8}) {
+        for (const Recompute level : {Recompute::none, Recompute::block}) {
+            Options o = mixture(8, 16, 2);
+            o.dp = 8, o.zero = 1, o.ep = ep, o.recompute = level;
+            const auto [replayed, formula] = both_times(o, machine);
+            CAPTURE(ep);
+            CHECK(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.1));
+            const double times = level == Recompute::block ? 5 : 4, rows = 2.0 * 2048 * 2,
+                         sent = o.layers * o.micro_steps() * times * rows * 2048 * sizeof(floatX) * (ep - 1) / ep;
+            if (ep == o.dp) continue;   // the group of data parallelism, whose traffic is counted with it
+            REQUIRE(formula.groups.contains("ep"));
+            CHECK(formula.groups.at("ep").bytes == doctest::Approx(sent));
+            REQUIRE(replayed.groups.contains("ep"));
+            CHECK(replayed.groups.at("ep").bytes == doctest::Approx(sent).epsilon(0.01));   // and rows' weights
+        }
+    }
+}
 
 TEST_CASE("plan: the layout that is chosen is within 5% of the best of all, closed forms within 10% of replays") {
     compare("gpt3:1300M", 8, known_machine("H100"));

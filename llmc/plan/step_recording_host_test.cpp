@@ -25,6 +25,7 @@ struct PlannedLayout {
     Recompute recompute = Recompute::none;
     MlpKind mlp = MlpKind::gelu;
     bool documents = false;
+    int experts = 0;
 };
 
 PlannedRun run_of(const PlannedLayout& layout, const std::function<void(Options&)>& change = {}) {
@@ -36,6 +37,9 @@ PlannedRun run_of(const PlannedLayout& layout, const std::function<void(Options&
     o.total_batch = std::int64_t{layout.micro_batches} * o.micro_batch * o.seq_len * layout.dp;
     if (layout.mlp == MlpKind::swiglu) o.architecture = {{"mlp", 1}, {"norm", 1}, {"positions", 1}, {"bias", 0}};
     o.document_mask = layout.documents;
+    if (layout.experts > 0) {
+        o.architecture.insert({{"experts", layout.experts}, {"experts-per-token", 2}, {"shared-experts", 1}});
+    }
     if (change) change(o);
     return planned_run(o);
 }
@@ -118,6 +122,9 @@ TEST_CASE("plan: the graph of a step that is not run is what the stand-in record
     for (const PlannedLayout& layout : {
              PlannedLayout{.name = "one rank", .micro_batches = 2},
              PlannedLayout{.name = "Llama's kind", .micro_batches = 2, .mlp = MlpKind::swiglu},
+             PlannedLayout{.name = "experts", .micro_batches = 2, .experts = 4},
+             PlannedLayout{
+                 .name = "experts, tp, dp", .dp = 2, .tp = 2, .zero = 2, .mlp = MlpKind::swiglu, .experts = 4},
              PlannedLayout{.name = "zero 0", .dp = 2, .micro_batches = 2},
              PlannedLayout{.name = "zero 1, block", .dp = 2, .zero = 1, .recompute = Recompute::block},
              PlannedLayout{.name = "zero 3", .dp = 2, .zero = 3, .micro_batches = 2},

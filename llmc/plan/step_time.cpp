@@ -110,9 +110,10 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
 
 }   // namespace
 
-double collective_latency(const Machine& machine, const PlannedGroup& group, int passes) {
+double collective_seconds(const Machine& machine, const PlannedGroup& group, double bytes, int passes) {
     const double hop = group.nodes > 1 ? machine.inter.seconds / 14e-6 : machine.intra.seconds / 3.4e-6;
-    return hop * nccl_time::seconds(0, group.ranks, group.nodes, passes, 1);
+    const double speed = machine.link(group.nodes).bytes_per_second;
+    return nccl_time::seconds(bytes, group.ranks, group.nodes, passes, speed, hop);
 }
 
 CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGroup>& groups) {
@@ -134,7 +135,10 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
         const bool pair = step.name.starts_with("transfer");
         if (pair) return group.nodes > 1 ? machine.inter.seconds : machine.intra.seconds;
         const int passes = step.name.starts_with("all-reduce") ? 2 : 1;
-        return collective_latency(machine, group, passes);
+        double bytes = 0;
+        for (const Exchange& exchange : step.work.exchanges) bytes += exchange.sends;
+        // the replay adds the time of the bytes on a link that others use, too
+        return collective_seconds(machine, group, bytes, passes) - bytes / machine.link(group.nodes).bytes_per_second;
     };
     return costs;
 }

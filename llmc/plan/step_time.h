@@ -28,9 +28,10 @@ struct StepTime {
 // collectives.
 virtual_clock::CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGroup>& groups);
 
-// Seconds of a collective without data. NCCL's constants, for NVLink and a network, are scaled by the machine's own
-// latency of the smallest message. `passes`: 2 for an all-reduce, 1 for others.
-double collective_latency(const Machine& machine, const PlannedGroup& group, int passes);
+// Seconds of a collective in which each rank sends `bytes`, by the protocol that is fastest for so many. NCCL's
+// constants, for NVLink and a network, are scaled by the machine's own latency of the smallest message. `passes`: 2 for
+// an all-reduce, 1 for others.
+double collective_seconds(const Machine& machine, const PlannedGroup& group, double bytes, int passes);
 
 // Returns the time of a step in the midst of a run, which starts beside the rest of the step before. `options` must
 // have the number of data-parallel ranks and a recompute level. For many micro-batches it extrapolates from two smaller

@@ -174,7 +174,7 @@ void launch_grouped(GroupedProduct<Out, A, B> p, const GroupedShape& shape, cuda
                  line};
     where.reads(p.a, sizeof(A) * a_elements).reads(p.b, sizeof(B) * (sums_belong_to_groups ? rows_of_b : matrix));
     where.reads(p.offsets, sizeof(std::int32_t) * static_cast<std::size_t>(shape.groups + 1));
-    where.writes(p.out, sizeof(Out) * out);
+    where.writes(p.out, sizeof(Out) * out).multiplies(2.0 * shape.M * shape.N * shape.K);
     launch(grouped_product_kernel<a_along, b_along, sums_belong_to_groups, Out, A, B>, where, p);
 }
 

@@ -43,6 +43,8 @@ void StepReporter::report(const StepBatch& batch, const StepResult& result, cons
     }
     record.step_ms = 1e3 * seconds_;
     record.waiting = slowest_rank_.step_ended(seconds_);
+    const std::string slow = record.waiting ? slowest_streak_.warning(*record.waiting, parts_.hosts) : "";
+    if (!slow.empty()) parts_.log.warning("%s", slow.c_str());
     for (const auto& [group, waited] : exposed_waits_.seconds()) record.exposed_ms[group] = 1e3 * waited;
     record.memory_bytes = parts_.arena.high_water();
     record.gpu = gpu_.state();

@@ -28,6 +28,7 @@ private:
     PeakFlops peak_;   // per device
     ExposedWaits exposed_waits_;
     SlowestRank slowest_rank_;
+    SlowestStreak slowest_streak_;
     GpuMonitor gpu_;
     double seconds_ = 0;   // time of the step
     double total_s_ = 0;   // time of `steps_` steps

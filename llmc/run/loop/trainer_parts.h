@@ -32,7 +32,8 @@ struct TrainerParts {
     int max_steps;                                                 // steps of the whole run
     double peak_flops_per_s;                                       // per device; 0: unknown
     TrainingGroups groups = {};
-    World* world = nullptr;   // all ranks and their watchdog; null: one rank
+    World* world = nullptr;                // all ranks and their watchdog; null: one rank
+    std::vector<std::string> hosts = {};   // names by rank, for messages; empty: not known
 
     // The last step of this start.
     int last_step() const { return options.stop_after > 0 ? std::min(options.stop_after, max_steps) : max_steps; }

@@ -1,7 +1,8 @@
 #include "llmc/run/metrics/slowest_rank.h"
 
 #include <algorithm>
-#include <vector>
+
+#include "llmc/base/log.h"
 
 Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, double step_seconds) {
     ENSURE(mesh.dp > 1 && seconds.size() == static_cast<std::size_t>(mesh.size()), seconds.size(), " times of ranks");
@@ -16,6 +17,19 @@ Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, dou
     double waited = 0;
     for (double replica : replicas) waited += seconds[static_cast<std::size_t>(rank)] - replica;
     return {rank, std::clamp(waited / (mesh.dp - 1) / step_seconds, 0.0, 1.0)};
+}
+
+std::string SlowestStreak::warning(const Waiting& waiting, const std::vector<std::string>& hosts) {
+    if (waiting.rank != rank_ || waiting.share < least_share) length_ = 0, shares_ = 0;
+    rank_ = waiting.rank;
+    if (waiting.share < least_share) return "";
+    length_++, shares_ += waiting.share;
+    if (length_ < steps || !named_.insert(rank_).second) return "";
+    const std::string host = hosts.empty() ? "" : " on " + hosts.at(static_cast<std::size_t>(rank_));
+    return formatted(
+        "rank %d%s was the slowest of all in %d steps in a row, and the others waited for it for %.1f%% of "
+        "the time: look at its device, its disk and what else runs there",
+        rank_, host.c_str(), length_, 100 * shares_ / length_);
 }
 
 SlowestRank::SlowestRank(Stage& stage, Communicator* all, Arena& arena)

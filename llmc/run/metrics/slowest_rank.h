@@ -13,7 +13,10 @@
 
 #include <deque>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "llmc/base/arena.h"
 #include "llmc/base/pinned.h"
@@ -24,6 +27,21 @@
 
 // `seconds`: of every rank, in a step that took `step_seconds` in all. Needs two or more replicas.
 Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, double step_seconds);
+
+// Notices a rank that stays the slowest.
+class SlowestStreak {
+public:
+    static constexpr int steps = 50;              // in a row, after which a rank is named
+    static constexpr double least_share = 0.05;   // waited by the others in each of them, of a step
+    // Takes the next step's result. Returns the warning when a rank has been the slowest for long enough, once for each
+    // rank; else an empty text. `hosts`: by rank; empty: not known.
+    std::string warning(const Waiting& waiting, const std::vector<std::string>& hosts);
+
+private:
+    int rank_ = -1, length_ = 0;   // since another one was, or nobody waited for long
+    double shares_ = 0;            // sum of its steps
+    std::set<int> named_;
+};
 
 // Measures on every rank of `all`: every rank makes one and makes the same calls.
 class SlowestRank : private UnitHooks {

@@ -24,6 +24,32 @@ TEST_CASE("slowest_rank: the last rank of the slowest replica, and how long the 
     CHECK(slowest_rank(three, std::vector<double>{0, 9, 0}, 3).share == 1);
 }
 
+TEST_CASE("slowest_rank: who stays the slowest for 50 steps is named once, with the host") {
+    const std::vector<std::string> hosts{"a", "b", "c"};
+    SlowestStreak streak;
+    auto steps = [&](int count, int rank, double share) {   // the warnings of so many steps
+        std::string found;
+        for (int i = 0; i < count; i++) found += streak.warning({rank, share}, hosts);
+        return found;
+    };
+    CHECK(steps(49, 1, 0.2).empty());
+    CHECK(steps(1, 2, 0.2).empty());   // another one: the count begins anew
+    CHECK(steps(49, 1, 0.2).empty());
+    CHECK(steps(1, 1, 0.01).empty());   // nobody waited for long
+    CHECK(steps(49, 1, 0.1).empty());
+    CHECK(
+        steps(1, 1, 0.6).starts_with("rank 1 on b was the slowest of all in 50 steps in a row, and the others waited "
+                                     "for it for 11.0% of the time: "));
+    CHECK(steps(200, 1, 0.2).empty());   // said once
+    CHECK(steps(50, 0, 0.05).starts_with("rank 0 on a "));
+    CHECK(steps(200, 1, 0.2).empty());
+    CHECK(steps(1000, 2, 0.049).empty());
+    SlowestStreak alone;
+    std::string found;
+    for (int i = 0; i < 50; i++) found += alone.warning({3, 0.3}, {});
+    CHECK(found.starts_with("rank 3 was the slowest "));
+}
+
 namespace {
 
 struct Found {

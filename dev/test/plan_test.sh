@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# `train_gpt plan` from outside: what it says as text, JSON and picture, that those agree, each of its warnings, what it
+# refuses; a machine that is measured, planned for and compared with a run; the search; a scaling law fitted to runs.
+source "$(dirname "$0")/common.sh"
+train_gpt=$(realpath -m "${TRAIN_GPT:-build/$device-fp32$variant/train_gpt}")
+loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
+needs "$train_gpt" "$tokenize" "$loss_curve"
+
+base=("$train_gpt" plan --heads 4 --seq-len 128)
+model=(--layers 4 --channels 256 --vocab-size 500)
+plan=("${base[@]}" "${model[@]}" --gpu H100 --micro-batch 1)
+said() { sed -nE "s/$1/\\1/p" "$work/out" | head -n 1; }   # PATTERN with one group
+near() {   # NAME A B: to the four digits that text has
+    awk -v a="${2:-none}" -v b="${3:-none}" 'BEGIN { exit !(a + 0 != 0 && (a - b) / b < 2e-3 && (b - a) / b < 2e-3) }'
+    verdict $? "$1: ${2:-nothing} and ${3:-nothing}"
+}
+
+# ---- text
+layout=(--dp 2 --pp 2 --zero 1 --total-batch 2048 --recompute block)
+expect 0 "parameters: 3323392 with padding, 3320320 without" "${plan[@]}" "${layout[@]}" --tokens 20x --price 2.5
+cp "$work/out" "$work/text"
+for words in '^training: 6.647e\+07 tokens \(20.0 per parameter\)' '^layout: 4 devices \(H100\), --dp 2 --tp 1 --pp 2' \
+    '^memory of pipeline stage 0: ' '^memory of pipeline stage 1: ' '^  parameters ' '^  the fewest devices that hold it.*: 1$' '^  it fits$' \
+    '^step: .* ms compute; bubble ' '^  dp  *2 ranks' '^  pp  *2 ranks' '^speed: .* MFU ' '^time: .* days, .* GPU-hours, .* at 2.5 each$' \
+    '^failures: one in ' '^nearest limits:$' '^ +[0-9]+% of what is allowed: .*; relieved by '; do
+    grep -qE "$words" "$work/text"
+    verdict $? "the text has no $words: $(cat "$work/text")"
+done
+[ "$(grep -c 'of what is allowed' "$work/text")" -eq 3 ]
+verdict $? "three limits: $(grep 'of what is allowed' "$work/text")"
+sed -nE 's/^ +([0-9]+)% of what.*/\1/p' "$work/text" | sort -rnc
+verdict $? "the nearest limit stands first"
+
+# ---- JSON: it parses, and has the figures of the text
+if command -v python3 >/dev/null; then
+    "${plan[@]}" "${layout[@]}" --tokens 20x --price 2.5 --json 1 >"$work/json" 2>"$work/errors"
+    check "the JSON parses, and nothing else is said" test ! -s "$work/errors" -a -s "$work/json"
+    python3 - "$work/json" >"$work/figures" <<'END'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+for name in ("parameters", "exported_parameters", "tokens", "step_seconds", "tokens_per_second", "mfu", "days", "gpu_hours", "cost"):
+    print(name, repr(plan[name]))
+print("first_stage_bytes", plan["memory"][0]["bytes"])
+print("fewest", plan["fewest_devices"])
+print("lines", sum(plan["memory"][0]["lines"].values()) >= plan["memory"][0]["bytes"])
+print("limits", len(plan["limits"]), all(set(limit) == {"what", "share", "relief"} for limit in plan["limits"]))
+print("groups", *sorted(group["name"] for group in plan["groups"] if group["bytes"] > 0))
+END
+    check "the JSON has its members" test "$(wc -l <"$work/figures")" -eq 14
+    figure() { sed -n "s/^$1 //p" "$work/figures"; }
+    cp "$work/text" "$work/out"
+    near "parameters" "$(said 'parameters: ([0-9]+) with.*')" "$(figure parameters)"
+    near "parameters without padding" "$(said '.*padding, ([0-9]+) without')" "$(figure exported_parameters)"
+    near "tokens" "$(said 'training: ([^ ]+) tokens.*')" "$(figure tokens)"
+    near "step" "$(said 'step: ([^ ]+) ms.*')" "$(awk -v s="$(figure step_seconds)" 'BEGIN { print 1e3 * s }')"
+    near "speed" "$(said 'speed: ([^ ]+) tokens.*')" "$(figure tokens_per_second)"
+    near "days" "$(said 'time: ([^ ]+) days.*')" "$(figure days)"
+    near "GPU-hours" "$(said '.* days, ([^ ]+) GPU-hours.*')" "$(figure gpu_hours)"
+    near "money" "$(said '.* GPU-hours, ([^ ]+) at .*')" "$(figure cost)"
+    near "money is hours times price" "$(figure cost)" "$(awk -v h="$(figure gpu_hours)" 'BEGIN { print 2.5 * h }')"
+    [ "$(figure fewest)" = 1 ] && [ "$(figure lines)" = True ] && [ "$(figure limits)" = "3 True" ] && [ "$(figure groups)" = "all dp pp" ]
+    verdict $? "members of the JSON: $(cat "$work/figures")"
+
+    # ---- the picture
+    expect 0 "speed: " "${plan[@]}" "${layout[@]}" --svg "$work/plan.svg"
+    check "the picture is well-formed, with a bar for each stage" python3 -c '
+import sys, xml.etree.ElementTree as tree
+texts = [text.text for text in tree.parse(sys.argv[1]).iter("{http://www.w3.org/2000/svg}text")]
+assert "stage 0" in texts and "stage 1" in texts, texts' "$work/plan.svg"
+else
+    echo "SKIPPED JSON and picture of a plan: no python3 on this machine"
+fi
+
+# ---- tokens
+expect 0 "training: 3e+11 tokens" "${plan[@]}" --tokens 300e9
+expect 0 "training: 2.048e+04 tokens" "${plan[@]}" --total-batch 2048 --max-steps 10
+expect 0 "training: 6.647e+07 tokens (20.0 per parameter)" "${plan[@]}"
+
+# ---- what is refused
+refused() { expect 64 "$@"; }
+for value in 0x 0 -5 abc x20 20y 20xx 1e19 nan; do
+    refused "--tokens $value: expected a number of tokens, or one per parameter" "${plan[@]}" --tokens $value
+done
+refused "--gpu B300: not in the table, expected one of H100, H200" "${plan[@]}" --gpu B300
+refused "--gpu h100: not in the table" "${plan[@]}" --gpu h100
+for value in 370 0,4 -1,2 '370,' ',4' 370,4,5 fast 370,fast 1e10,1 nan,1; do
+    refused "--link-intra $value: expected GB/s,us, as in 370,4" "${plan[@]}" --link-intra=$value
+    refused "--link-inter $value: expected GB/s,us" "${plan[@]}" --link-inter=$value
+done
+refused "--price" "${plan[@]}" --price -1
+refused "a plan of a model in a file" "$train_gpt" plan --model "$work/model.bin"
+expect 74 "$work/none" "${plan[@]}" --machine "$work/none"
+echo '{"name": "half' >"$work/half"
+expect 65 "$work/half" "${plan[@]}" --machine "$work/half"
+echo '{"name": "one"}' >"$work/few"
+expect 65 "--machine $work/few: byte " "${plan[@]}" --machine "$work/few"
+expect 74 "/proc/none/plan.svg" "${plan[@]}" --svg /proc/none/plan.svg
+
+# ---- each warning
+warns() {   # PATTERN OPTIONS...
+    expect 0 "warning: " "${base[@]}" --gpu H100 "${@:2}"
+    grep -qE "^warning: $1" "$work/out"
+    verdict $? "${*:2}: no warning $1: $(grep '^warning' "$work/out")"
+}
+small=("${model[@]}" --micro-batch 1) experts=(--experts 4 --experts-per-token 2)
+warns "a step of 1 micro-batches keeps at most 1 of 2 pipeline stages busy" "${small[@]}" --pp 2
+warns "--tp 4 reaches over nodes" "${small[@]}" --tp 4 --gpus-per-node 2
+warns "a Ulysses group of 4 reaches over nodes" "${small[@]}" --cp 4 --cp-mode ulysses --gpus-per-node 2
+warns "--ep 4 reaches over nodes" "${small[@]}" "${experts[@]}" --dp 4 --ep 4 --gpus-per-node 2
+warns "--tp-chunks 3: " "${small[@]}" --tp 2 --tp-chunks 3
+warns "the pipeline's bubble is .* of the time: --total-batch 1536, 12 micro-batches" --layers 16 --channels 256 --vocab-size 500 --micro-batch 1 --pp 4 --total-batch 512
+warns "the pipeline's bubble is .* of the time: its stages are unequal" --layers 4 --channels 256 --vocab-size 50000 --micro-batch 1 --pp 4 --total-batch 4096
+warns "communication shows for .* of a step, most of it in group dp" "${small[@]}" --dp 2 --link-intra 0.1,10
+warns "--zero 3 gathers layers of .* less than what 8 ranks' latency costs" "${small[@]}" --dp 8 --zero 3
+warns "4 micro-batches of 1 sequences leave more than half of the device's memory free: --micro-batch 2" "${small[@]}" --total-batch 512
+expect 0 "nearest limits:" "${base[@]}" --gpu H100 --layers 8 --channels 1024 --vocab-size 500 --micro-batch 8
+! grep -q "^warning:" "$work/out"
+verdict $? "no warning where nothing is wrong: $(grep '^warning' "$work/out")"
+
+# ---- experts: a token meets two of them, whatever number there are
+step() { "${base[@]}" --gpu H100 --layers 2 --channels 1024 --vocab-size 500 --micro-batch 32 --expert-width 4096 --experts-per-token 2 --json 1 "$@" |
+    sed -nE 's/^ *"step_seconds": ([^,]+),$/\1/p'; }
+few=$(step --experts 4) many=$(step --experts 16)
+awk -v few="$few" -v many="$many" 'BEGIN { exit !(few > 0 && many > few && many < 2 * few) }'
+verdict $? "a step of 16 experts takes $many s, of 4 $few s: a token has two of either"
+expect 0 "--ep 2 " "${plan[@]}" "${experts[@]}" --dp 4 --ep 2
+grep -qE '^  ep +2 ranks on 1 node\(s\) +[0-9.]+ GB sent' "$work/out"
+verdict $? "what --ep sends: $(cat "$work/out")"
+
+# ---- the search
+expect 0 "layouts divide; the best of them:" "${plan[@]}" --search 1 --processes 8 --total-batch 8192
+grep -qE ' ms (replayed|formula ) +--tp .* the fastest that fits$' "$work/out" && grep -qE '% slower: (its bubble|communication that shows|more computation)$' "$work/out" &&
+    grep -qE 'by the closed form' "$work/out"
+verdict $? "reasons of the search: $(head -n 20 "$work/out")"
+best=$(sed -nE 's/^ .* (--tp [0-9]+ --pp [0-9]+ --dp [0-9]+) .*the fastest that fits$/\1/p' "$work/out")
+read -r _ tp _ pp _ dp <<<"$best"
+grep -qF -- "--dp $dp --tp $tp --pp $pp " <(grep '^layout: 8 devices' "$work/out")
+verdict $? "what is planned is the best, $best: $(grep '^layout' "$work/out")"
+expect 0 " GiB" "$train_gpt" plan --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
+grep -q 'does not fit: [0-9.]* of [0-9.]* GiB' "$work/out"
+verdict $? "what does not fit: $(head -n 5 "$work/out")"
+refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
+
+# ---- a machine that is measured, a plan for it, and the run
+numbers_as_data 4000 2000
+run=(--layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --recompute none)
+data=(--train-data "$work/data/*train*.bin" --val-every 0 --sample-every 0)
+expect 0 "the run can begin" "$train_gpt" check "${run[@]}" "${data[@]}" --write-machine "$work/machine"
+expect 0 "5/5 | loss" "$train_gpt" "${run[@]}" "${data[@]}" --max-steps 5 -o "$work/run"
+expect 0 "compared with the medians of 4 steps:" "$train_gpt" plan "${run[@]}" --vocab-size 257 --machine "$work/machine" --compare "$work/run"
+for what in "step .* ms: the plan is off by" "speed .* tokens/s: the plan is off by" "memory .* bytes of the first rank: the plan is off by [+-][0-9.]+%"; do
+    grep -qE "^  $what" "$work/out"
+    verdict $? "--compare says $what: $(tail -n 5 "$work/out")"
+done
+expect 74 "$work/data/metrics.jsonl" "$train_gpt" plan "${run[@]}" --machine "$work/machine" --compare "$work/data"
+mkdir "$work/short" && head -n 1 "$work/run/metrics.jsonl" >"$work/short/metrics.jsonl"
+expect 65 "steps, expected two or more" "$train_gpt" plan "${run[@]}" --machine "$work/machine" --compare "$work/short"
+
+# ---- a scaling law is found again from curves that follow it
+law() { awk -v n="$1" -v d="$2" 'BEGIN { printf "%.9f", 1.8 + 480 / n ^ 0.35 + 2000 / d ^ 0.37 }'; }
+ends=()
+for n in 1e7 3e7 1e8 3e8; do
+    for ratio in 5 20 80; do
+        tokens=$(awk -v n=$n -v r=$ratio 'BEGIN { printf "%d", n * r }') curve="$work/curve-$n-$ratio"
+        mkdir "$curve"
+        for step in 1 2; do
+            echo "{\"step\":$step,\"loss\":5,\"grad_norm\":1,\"lr\":1e-3,\"tokens_per_s\":$((tokens / 2)),\"step_ms\":1000,\"memory_bytes\":1}"
+        done >"$curve/metrics.jsonl"
+        echo "{\"step\":2,\"val_loss\":$(law $n "$tokens")}" >>"$curve/metrics.jsonl"
+        ends+=("$n:$curve")
+    done
+done
+expect 0 "best for 1e+21 FLOPs" "$loss_curve" --fit "${ends[@]}"
+read -r e a b < <(sed -nE 's/^L = ([0-9.e+]+) \+ .* N\^([0-9.]+) \+ .* D\^([0-9.]+)$/\1 \2 \3/p' "$work/out")
+awk -v e="${e:-0}" -v a="${a:-0}" -v b="${b:-0}" 'BEGIN { exit !(e > 1.75 && e < 1.85 && a > 0.34 && a < 0.36 && b > 0.36 && b < 0.38) }'
+verdict $? "the law of the curves, 1.8, 0.35 and 0.37: $(head -n 1 "$work/out")"
+refused "from 3 runs" "$loss_curve" --fit "${ends[@]:0:3}"
+refused "expected PARAMETERS:RUN" "$loss_curve" --fit "$work/run"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
