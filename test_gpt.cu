@@ -382,6 +382,32 @@ TEST_CASE("gpt: reference: mixtures of experts, at every level of recompute, als
     }
 }
 
+std::string of_dense_model(std::string name) {
+    if (const auto at = name.find(".experts"); at != std::string::npos) name.erase(at, 8);
+    return name;
+}
+
+// Checks gradients of experts that are all alike: those of a matrix add up to the dense model's, all others are the
+// dense model's, and the router has none, because who is chosen changes nothing.
+void check_gradients_of_alike(const Outcome& found, const ParamTable& table, const Outcome& dense,
+                              const ParamTable& of_dense) {
+    for (int i = 0; i < table.size(); i++) {
+        INFO(table[i].name);
+        const std::vector<float>& gradient = found.gradients[static_cast<std::size_t>(i)];
+        if (table[i].name.ends_with("router.weight")) {
+            double squares = 0;
+            for (const float g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
+            CHECK(std::sqrt(squares) < (is_fp32 ? 1e-7 : 1e-3));
+            continue;
+        }
+        const std::vector<float>& expected =
+            dense.gradients[static_cast<std::size_t>(of_dense.index(of_dense_model(table[i].name)))];
+        Doubles sum(expected.size(), 0.0);
+        for (std::size_t k = 0; k < gradient.size(); k++) sum[k % sum.size()] += static_cast<double>(gradient[k]);
+        CHECK(relative_error(sum, expected) < (is_fp32 ? same_up_to_order : parity));
+    }
+}
+
 // A dense model's weights as those of experts that are all the same.
 TEST_CASE("gpt: one expert is the dense model, and so are experts that are all alike, with weights that add up to 1") {
     for (const bool gated : {false, true}) {
@@ -393,6 +419,7 @@ TEST_CASE("gpt: one expert is the dense model, and so are experts that are all a
         options.gelu_fusion = 0;
         Runner of_dense(expected, options);
         const std::vector<float> logits = of_dense.logits();
+        const Outcome outcome = of_dense.run();
         for (const auto& [E, K] : {std::pair(1, 1), std::pair(3, 1), std::pair(4, 2)}) {
             Problem problem{ReferenceGpt(with_experts(dense, E, K, 48)), expected.tokens, expected.targets, 2, 33};
             for (int i = 0; i < problem.reference.table.size(); i++) {
@@ -402,15 +429,15 @@ TEST_CASE("gpt: one expert is the dense model, and so are experts that are all a
                     for (std::size_t k = 0; k < values.size(); k++) values[k] = 0.25 * ((k * 7 + 3) % 11) - 1;
                     continue;
                 }
-                std::string of = name;
-                if (const auto at = of.find(".experts"); at != std::string::npos) of.erase(at, 8);
-                const Doubles& from =
-                    expected.reference.parameters[static_cast<std::size_t>(expected.reference.table.index(of))];
+                const int of = expected.reference.table.index(of_dense_model(name));
+                const Doubles& from = expected.reference.parameters[static_cast<std::size_t>(of)];
                 for (std::size_t k = 0; k < values.size(); k++) values[k] = from[k % from.size()];
             }
-            const double error = relative_error(Runner(problem, options).logits(), logits);
+            Runner runner(problem, options);
+            const double error = relative_error(runner.logits(), logits);
             MESSAGE(E, " experts, ", K, " a token: ", error, " from the dense model");
             CHECK(error < (is_fp32 ? 1e-6 : parity));   // of two experts: other roundings
+            check_gradients_of_alike(runner.run(), problem.reference.table, outcome, expected.reference.table);
         }
     }
 }

@@ -311,6 +311,66 @@ TEST_CASE("experts: the balance loss's gradient is zero where load and probabili
     for (double x : dlogits.values()) CHECK(std::abs(x) < 1e-7);
 }
 
+namespace {
+
+// Returns the balance loss with factor 1 of one sequence, (E/K) sum over experts of (n/T)(P/T).
+double balance_loss(const Doubles& logits, const std::vector<int>& index, int E, int K, RouterKind kind) {
+    KernelTest test;
+    const auto rows = static_cast<int>(logits.size()) / E, T = rows;
+    auto logits_d = test.tensor<float>(logits), losses = test.output<float>(static_cast<Index>(2 * rows));
+    auto dweight = test.tensor<float>(Doubles(index.size(), 0.0));
+    const DeviceBuffer<int> index_d = test.ints(index), counts = test.ints(std::vector<int>(static_cast<Index>(E), 0));
+    const RowSequences sequences{T, rows, rows, 0};
+    count_experts(counts.data(), index_d.data(), rows, E, K, sequences, test.stream);
+    const auto factor = static_cast<float>(E) / static_cast<float>(K * T * T);
+    router_backward({.dlogits = logits_d.data(),
+                     .logits = logits_d.data(),
+                     .dweight = dweight.data(),
+                     .index = index_d.data(),
+                     .counts = counts.data(),
+                     .rows = rows,
+                     .E = E,
+                     .K = K,
+                     .kind = kind,
+                     .sequences = sequences,
+                     .balance = factor,
+                     .z = 0,
+                     .losses = losses.data()},
+                    test.stream);
+    const Doubles of_rows = losses.values();
+    return std::accumulate(of_rows.begin(), of_rows.begin() + rows, 0.0);
+}
+
+// Returns logits with which each row is sure of the experts that it is sent to.
+Doubles sure_of(const std::vector<int>& index, int E, int K) {
+    Doubles logits(index.size() / static_cast<Index>(K) * static_cast<Index>(E), -40.0);
+    for (Index i = 0; i < index.size(); i++) {
+        logits[i / static_cast<Index>(K) * static_cast<Index>(E) + static_cast<Index>(index[i])] = 40;
+    }
+    return logits;
+}
+
+}   // namespace
+
+TEST_CASE("experts: the balance loss is 1 where load and probabilities are even, E where all surely go to one expert") {
+    auto is = [](double found, double expected) { return std::abs(found - expected) < 1e-5 * expected; };
+    const std::vector<int> even = {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}, one(12, 4),
+                           halves = {1, 1, 1, 5, 5, 5, 5, 1, 5, 1, 5, 1}, pairs = {0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3};
+    for (const RouterKind kind : {RouterKind{false, true}, RouterKind{true, true}}) {
+        for (const double logit : {0.0, 3.0}) {   // even probabilities, whatever the load
+            CHECK(is(balance_loss(Doubles(12 * 6, logit), even, 6, 1, kind), 1));
+            CHECK(is(balance_loss(Doubles(6 * 6, logit), even, 6, 2, kind), 1));
+            CHECK(is(balance_loss(Doubles(12 * 6, logit), one, 6, 1, kind), 1));
+        }
+        CHECK(is(balance_loss(sure_of(even, 6, 1), even, 6, 1, kind), 1));   // even load, each token sure
+        CHECK(is(balance_loss(sure_of(even, 6, 2), even, 6, 2, kind), 1));
+        CHECK(is(balance_loss(sure_of(one, 6, 1), one, 6, 1, kind), 6));
+        CHECK(is(balance_loss(sure_of(one, 5, 1), one, 5, 1, kind), 5));
+        CHECK(is(balance_loss(sure_of(halves, 6, 1), halves, 6, 1, kind), 3));
+        CHECK(is(balance_loss(sure_of(pairs, 6, 2), pairs, 6, 2, kind), 3));
+    }
+}
+
 TEST_CASE("experts: rows of which a rank has a part of every chunk belong to the right sequences") {
     // 12 rows of 3 sequences, 2 chunks, 2 ranks: the second one has rows 3 4 5 and 9 10 11
     const RowSequences second{4, 3, 6, 3};
