@@ -93,6 +93,8 @@ public:
             const std::vector<float> narrow(values.begin(), values.end());
             upload_tensor<floatX>(stage_.parameters(), i, narrow, stream_.get());
         }
+        const Doubles& bias = problem.reference.router_bias;
+        if (!bias.empty()) stage_.router_bias().set(std::vector<float>(bias.begin(), bias.end()));
     }
 
     // All sequences of the problem, options.B at a time, as micro-batches of one step.
@@ -332,10 +334,11 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
 
 // Mixtures of experts, of tokens whose choices no rounding changes: seeds are tried until every token's last chosen
 // expert leads the next one by enough.
-Problem experts_problem(const ModelConfig& config) {
+Problem experts_problem(const ModelConfig& config, const Doubles& router_bias = {}) {
     for (std::uint64_t seed = 1;; seed++) {
         REQUIRE(seed < 2000);
         Problem problem = random_problem(config, 2, 8, seed);
+        problem.reference.router_bias = router_bias;
         for (int l = 0; l < static_cast<int>(config.layers); l++) {
             const int router = problem.reference.table.index("mlp.router.weight", l);
             for (double& x : problem.reference.parameters[static_cast<std::size_t>(router)]) x *= 4;
@@ -379,6 +382,31 @@ TEST_CASE("gpt: reference: mixtures of experts, at every level of recompute, als
             options.B = 1;
             check_gradients(Runner(problem, options).run(), problem.reference.table, expected.gradients, parity);
         }
+    }
+}
+
+// Biases that change who is chosen by a sigmoid router, and by how much no rounding knows.
+TEST_CASE("gpt: reference: biases of a router choose and do not weigh; biases inside the weights are seen") {
+    ModelConfig config = with_experts(llama_like(custom_model_config(2, 2, 32, 40, 150), 2), 6, 2, 16);
+    config.router = RouterScore::sigmoid;
+    for (const bool normalized : {true, false}) {
+        config.router_norm = normalized;
+        Problem problem = experts_problem(config, {0.25, 0, -0.25, 0.125, 0, -0.125, -0.25, 0.125, 0.25, 0, -0.125, 0});
+        auto expected = [&] {
+            return problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+        };
+        StageOptions options = test_options();
+        options.recompute = Recompute::block;
+        const Outcome outcome = Runner(problem, options).run();
+        const ReferenceResult sound = expected();
+        CHECK(relative_error(outcome.losses, sound.losses) < parity);
+        check_gradients(outcome, problem.reference.table, sound.gradients, parity);
+        const auto attention = static_cast<std::size_t>(problem.reference.table.index("attn.c_attn.weight", 0));
+        problem.reference.weighs_with_bias = true;
+        CHECK(relative_error(outcome.gradients[attention], expected().gradients[attention]) > 2 * parity);
+        problem.reference.weighs_with_bias = false;
+        problem.reference.router_bias.clear();   // other experts
+        CHECK(relative_error(outcome.gradients[attention], expected().gradients[attention]) > 2 * parity);
     }
 }
 

@@ -268,6 +268,34 @@ TEST_CASE(
     }
 }
 
+// A router whose logits give the scores with the bias added chooses as the biased one does, and weighs with the bias.
+TEST_CASE("experts: a bias inside the weights is further from double loops than their bounds allow") {
+    KernelTest test;
+    const int rows = 20, E = 6, K = 2;
+    const Doubles logits = random_values<float>(rows * E, 1, 7), bias = {0.1, -0.1, 0.01, 0, -0.01, 0.05};
+    for (const bool normalized : {false, true}) {
+        const RouterKind kind{true, normalized};
+        const Routed expected = route(logits, bias, E, K, kind);
+        Doubles biased = logits;
+        for (Index i = 0; i < biased.size(); i++) {
+            const double score = std::clamp(sigmoid(logits[i]) + bias[i % E], 1e-3, 1 - 1e-3);
+            biased[i] = std::log(score / (1 - score));
+        }
+        auto logits_d = test.tensor<float>(biased), weight = test.output<float>(rows * K);
+        const DeviceBuffer<int> index = test.ints(std::vector<int>(rows * K, -1));
+        router_forward({index.data(), weight.data(), logits_d.data(), nullptr, rows, E, K, kind, false}, test.stream);
+        std::vector<int> flat;
+        for (const auto& of_row : expected.chosen) flat.insert(flat.end(), of_row.begin(), of_row.end());
+        REQUIRE(index.download(test.stream) == flat);
+        const Doubles found = weight.values();
+        int far = 0;
+        for (Index i = 0; i < found.size(); i++) {
+            far += std::abs(found[i] - expected.weights[i]) > 40 * unit<float> * expected.weights[i];
+        }
+        CHECK(far > rows);
+    }
+}
+
 TEST_CASE("experts: biases rise by a fixed amount where an expert got fewer tokens than its layer's mean, and fall") {
     KernelTest test;
     auto bias = test.tensor<float>({0, 0, 0.5, 0, 0, 0});

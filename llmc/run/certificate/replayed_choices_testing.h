@@ -23,13 +23,39 @@ struct Choices : std::map<std::pair<int, int>, std::vector<std::int32_t>> {
     float smallest_gap = INFINITY;   // between the logits of a token's last chosen expert and of the next one
 };
 
+// Another ExpertRanks, or one device's if null, for a test to change what it does.
+class AroundExpertRanks : public ExpertRanks {
+public:
+    explicit AroundExpertRanks(std::unique_ptr<ExpertRanks> real)
+        : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()) {}
+
+    RowSequences sequences(const RankSizes& sizes) const override { return real_->sequences(sizes); }
+    void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
+        real_->add_over_sequences(counts, n, stream);
+    }
+    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
+                        cudaStream_t stream) override {
+        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
+    }
+    void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
+        real_->copy_held_offsets(offsets, choice, stream);
+    }
+    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
+    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
+        real_->exchange(rows, choice, stream);
+    }
+
+private:
+    std::unique_ptr<ExpertRanks> real_;
+};
+
 // A rank's, around what it is without.
-class KnownChoices : public ExpertRanks {
+class KnownChoices : public AroundExpertRanks {
 public:
     // A step has `sequences`; the rank reads those of its replica, micro-batch by micro-batch.
     KnownChoices(std::unique_ptr<ExpertRanks> real, std::shared_ptr<Choices> choices, bool records, int sequences,
                  int dp, int replica, std::vector<int> positions)
-        : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()),
+        : AroundExpertRanks(std::move(real)),
           choices_(std::move(choices)),
           records_(records),
           sequences_(sequences),
@@ -74,22 +100,6 @@ public:
         for_rows(layer, sizes, [&](std::size_t of_own, std::size_t of_all) { all[of_all] = own[of_own]; });
     }
 
-    RowSequences sequences(const RankSizes& sizes) const override { return real_->sequences(sizes); }
-    void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
-        real_->add_over_sequences(counts, n, stream);
-    }
-    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
-                        cudaStream_t stream) override {
-        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
-    }
-    void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
-        real_->copy_held_offsets(offsets, choice, stream);
-    }
-    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
-    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
-        real_->exchange(rows, choice, stream);
-    }
-
 private:
     // use(of this rank's assignments, of the step's) for the next micro-batch of a layer.
     template <class Use>
@@ -107,7 +117,6 @@ private:
         }
     }
 
-    std::unique_ptr<ExpertRanks> real_;
     std::shared_ptr<Choices> choices_;
     bool records_;
     int sequences_, dp_, replica_;
