@@ -121,6 +121,33 @@ verdict $? "experts dealt out to two tp ranks: $(tail -n 3 "$work/dealt.log")"
 near dealt experts
 verdict $? "losses of experts dealt out: $(losses dealt | xargs) against $(losses experts | xargs)"
 
+# the line of progress and metrics.jsonl tell the same load and losses, of those that are on
+loads() {   # NAME
+    sed -nE 's/.* \| (experts [^|]*)$/\1/p' "$work/$1.log"
+}
+told() {   # NAME: the line's words, from metrics.jsonl
+    local key='"([a-z_]+)":([0-9.e+-]+)'
+    grep '"expert_fullest"' "$work/$1/metrics.jsonl" | while read -r line; do
+        declare -A value=()
+        while [[ $line =~ $key ]]; do
+            value[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
+            line=${line#*"${BASH_REMATCH[0]}"}
+        done
+        printf 'experts %.2f-%.2f, entropy %.3f' "${value[expert_emptiest]}" "${value[expert_fullest]}" "${value[expert_entropy]}"
+        [ "${value[aux_loss]}" = 0 ] || printf ', balance loss %.4g' "${value[aux_loss]}"
+        [ "${value[router_z_loss]}" = 0 ] || printf ', router z-loss %.4g' "${value[router_z_loss]}"
+        echo
+    done
+}
+run 1 quiet --experts 4
+run 1 loud --experts 4 --aux-loss 0.01 --router-z-loss 0.001
+for name in experts dealt quiet loud; do
+    [ "$(loads "$name" | wc -l)" -eq 4 ] && cmp -s <(loads "$name") <(told "$name")
+    verdict $? "$name: lines of progress $(loads "$name" | xargs -d '\n'), metrics $(told "$name" | xargs -d '\n')"
+done
+grep -q 'balance loss .* router z-loss' <(loads loud) && ! grep -q loss <(loads quiet) && ! grep -q z-loss <(loads experts)
+verdict $? "losses of routers in lines of progress: $(loads loud | tail -n 1); $(loads quiet | tail -n 1)"
+
 # a model is measured under any layout, with the memory of forward alone
 measure() {   # RANKS ARGUMENTS...
     scripts/launch.sh -n "$1" "$train_gpt" evaluate --model "$work/alone" --val-data "$work/data/*val*.bin" --micro-batch 2 \

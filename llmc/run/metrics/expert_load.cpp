@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "llmc/base/log.h"
+
 ExpertLoad expert_load(std::span<const std::int32_t> counts, std::size_t experts) {
     ExpertLoad load;
     for (; counts.size() >= experts; counts = counts.subspan(experts)) {
@@ -17,4 +19,11 @@ ExpertLoad expert_load(std::span<const std::int32_t> counts, std::size_t experts
         if (experts > 1) load.entropy = std::min(load.entropy, entropy / std::log(static_cast<double>(experts)));
     }
     return load;
+}
+
+std::string load_text(const ExpertLoad& load) {
+    std::string line = formatted("experts %.2f-%.2f, entropy %.3f", load.emptiest, load.fullest, load.entropy);
+    if (load.balance_loss != 0) line += formatted(", balance loss %.4g", load.balance_loss);
+    if (load.z_loss != 0) line += formatted(", router z-loss %.4g", load.z_loss);
+    return line;
 }

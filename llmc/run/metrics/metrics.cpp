@@ -65,9 +65,11 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
 // Load of a mixture of experts, with the names used in metrics.jsonl and the event file.
 std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
     if (!load) return {};
-    return {{"expert_fullest", load->fullest}, {"expert_emptiest", load->emptiest},
-            {"expert_entropy", load->entropy}, {"expert_dropped", 0},
-            {"aux_loss", load->balance_loss},  {"router_z_loss", load->z_loss}};
+    return {{"expert_fullest", load->fullest},
+            {"expert_emptiest", load->emptiest},
+            {"expert_entropy", load->entropy},
+            {"aux_loss", load->balance_loss},
+            {"router_z_loss", load->z_loss}};
 }
 
 // Returns "KEY":{"NAME":x,...}, or an empty string without values.
