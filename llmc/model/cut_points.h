@@ -122,11 +122,12 @@ public:
 };
 
 // Totals of a step that the backwards of mixtures of experts add to: how many tokens each expert of each layer got, (L,
-// E), and the sums of the balance loss and of the router's z-loss. Null: nobody reads them, or another tp rank adds the
-// same.
+// E), and the sums of the balance loss and of the router's z-loss; on the host, how many rows this rank's experts got
+// in each layer, (L), if experts are dealt out. Null: nobody reads them, or another tp rank adds the same.
 struct ExpertTotals {
     std::int32_t* counts = nullptr;
     double* losses = nullptr;
+    std::int32_t* held_rows = nullptr;
 };
 
 // Objects and settings that the pieces of a stage (embedding, sublayers, head) share, beside parameters and

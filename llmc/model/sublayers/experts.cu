@@ -254,6 +254,7 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
     const ExpertTotals& totals = tools_.expert_totals;
     const int n = rows();
     if (totals.counts == nullptr) return;
+    if (dealt()) totals.held_rows[layer_] += held_rows(a, n);
     count_experts(totals.counts + std::int64_t{layer_} * experts(), a.index, n, experts(), chosen(), {n, n, n, 0},
                   tools_.stream);
     const double factors[] = {model().aux_loss, model().router_z_loss};

@@ -120,6 +120,44 @@ TEST_CASE("certificate: tokens of each expert and the router's losses are one pr
     }
 }
 
+// The rows that each rank's experts got, by the choices that one process recorded. Ranks differ along dp alone.
+TEST_CASE(
+    "certificate: rows of the fullest rank, relative to the mean, are those that the choices give, layer by layer") {
+    Layout reference = dealt(1, experts(1, 0, 1));
+    reference.choices = std::make_shared<Choices>();
+    Rank(reference).gradients(1);
+    const auto K = static_cast<std::size_t>(reference.experts_per_token);
+    for (Layout layout :
+         {dealt(2, experts(2, 0, 2, Recompute::block)), dealt(4, experts(4, 1, 1)), dealt(2, experts(4, 1, 2))}) {
+        layout.choices = reference.choices;
+        std::vector<double> expected;
+        for (int layer = 0; layer < layout.layers; layer++) {
+            const std::vector<std::int32_t>& chosen = reference.choices->at({1, layer});
+            std::vector<double> rows(static_cast<std::size_t>(layout.dp), 0.0);
+            const int B = sequences / layout.dp / layout.micro_batches, held = layout.experts / layout.ep;
+            for (std::size_t i = 0; i < chosen.size(); i++) {
+                const int sequence = static_cast<int>(i / K) / T, from = sequence / B % layout.dp;
+                rows[static_cast<std::size_t>(from / layout.ep * layout.ep + chosen[i] / held)]++;
+            }
+            expected.push_back(*std::ranges::max_element(rows) / (static_cast<double>(chosen.size()) / layout.dp));
+        }
+        CHECK(*std::ranges::max_element(expected) > 1.02);
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            for (int time = 0; time < 2; time++) {   // a step forgets the one before
+                rank.gradients(1);
+                const std::vector<double> found = rank.step().result().experts->fullest_rank;
+                me.require(found == expected, "the fullest rank of layer 0 has ", found.at(0), ", not ", expected[0]);
+            }
+        });
+    }
+    Layout pipeline = dealt(2, in_stages(experts(2, 0, 2), 3, PipelineKind::one_f_one_b));
+    on_layout(pipeline, [&](Rank& rank, TestRank& me) {   // every rank knows all layers'
+        rank.gradients(1);
+        const std::vector<double> found = rank.step().result().experts->fullest_rank;
+        me.require(found.size() == 3 && std::ranges::min_element(found)[0] >= 1, "layers of other stages");
+    });
+}
+
 // Biases of a sigmoid router follow from whole numbers: they are one process's to the bit, on every rank.
 TEST_CASE("certificate: sigmoid routers with biases, a sample of layouts") {
     Layout reference = with_sigmoid(dealt(1, experts(1, 0, 1)));
@@ -154,9 +192,10 @@ TEST_CASE("certificate: what experts dealt out to ranks send equals the formulas
                 group.reset_traffic();
                 rank.groups().all->reset_traffic();
                 rank.gradients(2);
-                const int ranks = me.world.ranks();   // loss, votes and norm; tokens of each expert; two losses
+                const int ranks = me.world.ranks();   // loss, votes, norm; tokens of experts; losses; fullest
                 const double numbers =
-                    2.0 * (ranks - 1) / ranks * (8 * step_sums + 4.0 * layout.layers * layout.experts + 2 * 8);
+                    2.0 * (ranks - 1) / ranks *
+                    (8 * step_sums + 4.0 * layout.layers * layout.experts + 2 * 8 + 4.0 * layout.layers);
                 me.require(rank.groups().all->traffic().all_reduce == numbers, "numbers of ", numbers, " bytes");
                 const double sent = group.traffic().point_to_point, counts = group.traffic().all_gather;
                 const Stage& stage = rank.stage();

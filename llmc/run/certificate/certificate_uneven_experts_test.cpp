@@ -79,6 +79,7 @@ TEST_CASE("certificate: all tokens to some experts, none to others, and ranks th
         CHECK(idle >= (favoured.size() == 2 ? 6 * reference.layers : 1));
         const ParamTable table(model(reference));
         CHECK(wrong_zeros(expected, counts, table) == "");
+        const bool one_rank_of_two = favoured == std::vector{0, 1};   // has all rows
         for (Layout layout : {dealt(1, experts(2, 1, 2)), dealt(2, experts(2, 0, 2, Recompute::block)),
                               dealt(4, experts(4, 1, 1)), dealt(2, over(experts(2, 2, 1), 2, true))}) {
             layout = few_sequences(layout);
@@ -90,6 +91,10 @@ TEST_CASE("certificate: all tokens to some experts, none to others, and ranks th
                 const std::string story = difference(found, expected, table);
                 me.require(story.empty(), story);
                 const std::string zeros = wrong_zeros(found, counts, table);
+                const std::vector<double> ranks = rank.step().result().experts->fullest_rank;
+                me.require(ranks.empty() == (layout.ep == 1), "rows of the fullest rank without --ep");
+                const std::vector<double> all(static_cast<std::size_t>(layout.layers), layout.ep);
+                me.require(!one_rank_of_two || layout.ep == 1 || ranks == all, "not all rows on one rank");
                 me.require(zeros.empty(), "zero where it should not be, or the other way round: ", zeros);
             });
         }

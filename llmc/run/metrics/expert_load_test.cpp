@@ -27,3 +27,11 @@ TEST_CASE("expert load: a line of progress tells the load, and the router's loss
     CHECK(load_text({1, 1, 1, 0.02, 1e-3}) ==
           "experts 1.00-1.00, entropy 1.000, balance loss 0.02, router z-loss 0.001");
 }
+
+TEST_CASE("expert load: rows of the fullest rank, relative to the mean of the ranks, layer by layer") {
+    const std::vector<std::int32_t> counts = {3, 3, 3, 3, 9, 1, 1, 1, 0, 0, 0, 0};
+    // of two ranks with two experts each, of four with one
+    CHECK(rank_loads(std::vector<std::int32_t>{6, 10, 0}, counts, 4, 2) == std::vector<double>{1, 10 / 6.0, 1});
+    CHECK(rank_loads(std::vector<std::int32_t>{3, 9, 0}, counts, 4, 4) == std::vector<double>{1, 3, 1});
+    CHECK(rank_loads({}, counts, 4, 2).empty());
+}
