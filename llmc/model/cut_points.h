@@ -145,6 +145,7 @@ struct StageTools {
     float sequence_share = 0;   // weight of a sequence in losses that are means: 1 / sequences of a step
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
+    bool force_balance = false;           // experts are chosen in turn
     DocumentsView documents = {};         // masks of the current micro-batch, if documents are masked
 
     // Returns the positions of this rank's tokens: in their documents if these are masked, else in the sequence.

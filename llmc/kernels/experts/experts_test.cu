@@ -310,6 +310,32 @@ TEST_CASE("experts: biases rise by a fixed amount where an expert got fewer toke
     CHECK(bias.values() == Doubles{up, 0, 0.5f - kRouterBiasRate, up, up, -up});
 }
 
+TEST_CASE("experts: chosen in turn each gets equally many rows, whatever the logits, and is weighed by them") {
+    KernelTest test;
+    for (const auto& [rows, E, K] :
+         {std::tuple(12, 4, 1), std::tuple(12, 8, 2), std::tuple(10, 5, 3), std::tuple(7, 3, 3), std::tuple(9, 1, 1)}) {
+        const auto e_ = static_cast<Index>(E), k_ = static_cast<Index>(K), r_ = static_cast<Index>(rows);
+        for (const RouterKind kind : {RouterKind{false, true}, RouterKind{true, false}}) {
+            Doubles logits = random_values<float>(r_ * e_, 2, 7);
+            auto logits_d = test.tensor<float>(logits), weight = test.output<float>(r_ * k_);
+            const DeviceBuffer<int> index = test.ints(std::vector<int>(r_ * k_, -1));
+            RouterForward args{index.data(), weight.data(), logits_d.data(), nullptr, rows, E, K, kind, false, true};
+            router_forward(args, test.stream);
+            const std::vector<int> chosen = index.download(test.stream);
+            std::vector<int> counts(e_, 0);
+            for (const int e : chosen) counts.at(static_cast<Index>(e))++;
+            const auto [least, most] = std::ranges::minmax(counts);
+            CHECK(most - least == (rows * K % E == 0 ? 0 : 1));
+            for (Index i = 0; i < chosen.size(); i++) CHECK((i % k_ == 0 || chosen[i - 1] < chosen[i]));
+            // as if the router had chosen them
+            auto expected = test.output<float>(r_ * k_);
+            args.weight = expected.data(), args.in_turn = false, args.again = true;
+            router_forward(args, test.stream);
+            CHECK(same_bits(weight.raw(), expected.raw()));
+        }
+    }
+}
+
 TEST_CASE("experts: logits that are not numbers choose different experts all the same") {
     KernelTest test;
     auto logits = test.tensor<float>({NAN, 1, NAN, 2, NAN, NAN, NAN, NAN}), weight = test.output<float>(6);

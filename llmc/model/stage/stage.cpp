@@ -78,6 +78,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});
     tools_->router_bias = router_bias_.data();
+    tools_->force_balance = options.force_balance;
     if (config.experts > 0 && options.backward) {
         expert_counts_ =
             arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));

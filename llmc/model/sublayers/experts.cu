@@ -115,7 +115,8 @@ void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations&
                     .E = E,
                     .K = K,
                     .kind = router_kind(),
-                    .again = given},
+                    .again = given,
+                    .in_turn = tools_.force_balance},
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
     order_by_expert(a.offsets, a.source, a.row, index, tokens, E, K, tools_.stream);
