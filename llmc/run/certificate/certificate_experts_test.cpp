@@ -37,7 +37,37 @@ TEST_CASE("certificate: experts dealt out to ranks, a sample of layouts") {
                  dealt(2, in_stages(experts(2, 2, 4, Recompute::block), 3, PipelineKind::zero_bubble))});
 }
 
+namespace {
+
+Layout four_layers(Layout layout) {   // as many as two stages of two chunks need
+    layout.layers = 4;
+    return layout;
+}
+Layout small(Layout layout) {
+    layout.step_sequences = 16;
+    return layout;
+}
+
+}   // namespace
+
+TEST_CASE("certificate: mixtures of experts in the other pipelines") {
+    certify_all(small(experts(1, 0, 1)), in_bf16, {small(in_stages(experts(1, 0, 4), 3, PipelineKind::gpipe))});
+    certify_all(small(dealt(1, experts(1, 0, 1))), in_bf16,
+                {small(dealt(2, in_stages(experts(2, 1, 2, Recompute::block), 2, PipelineKind::gpipe)))});
+    const Layout interleaved = in_stages(experts(2, 1, 4, Recompute::block), 2, PipelineKind::interleaved, 2);
+    certify_all(four_layers(small(dealt(1, experts(1, 0, 1)))), in_bf16, {four_layers(small(dealt(2, interleaved)))});
+}
+
+// Within a stage, experts are dealt out to the ranks that share matrices, or sequences.
+TEST_CASE("certificate: experts dealt out to ranks of tp or cp in a pipeline") {
+    const PipelineKind kind = PipelineKind::one_f_one_b;
+    certify_all(small(dealt(1, experts(1, 0, 1))), in_bf16,
+                {small(dealt(2, in_stages(over(experts(1, 0, 2, Recompute::block), 2, true), 2, kind))),
+                 small(dealt(2, in_stages(over(experts(1, 1, 2), 1, false, 2), 2, kind)))});
+}
+
 TEST_CASE("certificate: all layouts of experts dealt out to ranks" * doctest::skip()) {
+    using enum PipelineKind;
     for (const int ep : {2, 4}) {
         for (const int zero : {0, 1, 2, 3}) {
             for (const Recompute level : {Recompute::none, Recompute::block}) {
@@ -48,11 +78,36 @@ TEST_CASE("certificate: all layouts of experts dealt out to ranks" * doctest::sk
                      dealt(ep, over(experts(2, zero, 1, level), 1, false, 2)),
                      dealt(ep, over(experts(2, zero, 1, level), 2, true, 2, 2))});
             }
-            if (ep == 4) continue;   // as many as a stage has
-            for (const PipelineKind kind : {PipelineKind::one_f_one_b, PipelineKind::zero_bubble}) {
+            for (const PipelineKind kind : {one_f_one_b, zero_bubble, gpipe}) {
+                certify_all(dealt(1, experts(1, 0, 1)), in_bf16,
+                            {dealt(ep, in_stages(over(experts(2, zero, 2), 2, true), 2, kind)),
+                             dealt(ep, in_stages(over(experts(2, zero, 2), 1, false, 2), 2, kind))});
+                if (ep == 4) continue;   // as many as a stage has
                 certify_all(dealt(1, experts(1, 0, 1)), in_bf16, {dealt(ep, in_stages(experts(2, zero, 4), 3, kind))});
             }
+            certify_all(four_layers(dealt(1, experts(1, 0, 1))), in_bf16,
+                        {four_layers(dealt(ep, in_stages(experts(4, zero, 4), 2, interleaved, 2)))});
         }
+    }
+}
+
+// Equal logits would leave no gap; biases that differ by 0.25 do, where the K-th and the next expert have other ones.
+TEST_CASE("certificate: the gap of a sigmoid router's choices is that of its scores with biases") {
+    Layout layout = with_sigmoid(dealt(1, experts(1, 0, 1)));
+    layout.step_sequences = 4;
+    for (const bool two_levels : {true, false}) {
+        layout.choices = std::make_shared<Choices>();
+        Rank rank(layout);
+        std::vector<float> bias(static_cast<std::size_t>(layout.layers * layout.experts), 0.0f);
+        for (std::size_t i = 0; i < bias.size(); i++) bias[i] = i % 8 == 1 || i % 8 == 6 || (!two_levels && i % 8 == 3);
+        for (float& b : bias) b *= 0.25f;
+        rank.stage().router_bias().set(bias);
+        for (int layer = 0; layer < layout.layers; layer++) {
+            const int param = rank.stage().table().index("mlp.router.weight", layer);
+            upload_tensor<floatX>(rank.stage().parameters(), param, std::vector<float>(8 * 64, 0.0f), rank.stream());
+        }
+        rank.gradients(1);
+        CHECK(layout.choices->smallest_gap == (two_levels ? 0.25f : 0.0f));
     }
 }
 
@@ -164,6 +219,8 @@ TEST_CASE("certificate: sigmoid routers with biases, a sample of layouts") {
     reference.choices = std::make_shared<Choices>();
     Rank one(reference);
     const Result expected = one.train(4);
+    if (!in_bf16)
+        MESSAGE("choices are free; the smallest gap of scores with biases is ", reference.choices->smallest_gap);
     const std::vector<float> bias = one.stage().router_bias().values();
     CHECK(std::ranges::count_if(bias, [](float b) { return b != 0; }) > 12);   // more than half of 24
     const ParamTable table(model(reference));

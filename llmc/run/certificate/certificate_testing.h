@@ -196,6 +196,7 @@ public:
           expert_ranks_(world ? layout.expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
           choices_(know_choices(at)),
           model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
+        if (choices_ != nullptr) choices_->chooses_with(model_.router_bias().data());
         initialize_parameters(model_.parameters(), seed, model_.stream());
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;

@@ -14,8 +14,8 @@ inline Layout over(Layout layout, int tp, bool sequence_parallel, int cp = 1, in
     layout.tp = tp, layout.sequence_parallel = sequence_parallel, layout.cp = cp, layout.tp_chunks = tp_chunks;
     return layout;
 }
-inline Layout in_stages(Layout layout, int stages, PipelineKind kind) {
-    layout.pipe.stages = stages, layout.pipe.kind = kind;
+inline Layout in_stages(Layout layout, int stages, PipelineKind kind, int chunks = 1) {
+    layout.pipe.stages = stages, layout.pipe.kind = kind, layout.pipe.chunks = chunks;
     return layout;
 }
 

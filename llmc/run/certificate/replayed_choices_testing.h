@@ -20,7 +20,8 @@ namespace certificate {
 
 // By step and layer the experts of each token of the step, (sequences, T, K).
 struct Choices : std::map<std::pair<int, int>, std::vector<std::int32_t>> {
-    float smallest_gap = INFINITY;   // between the logits of a token's last chosen expert and of the next one
+    // Between a token's last chosen expert and the next one: of logits, or of a sigmoid router's scores with biases.
+    float smallest_gap = INFINITY;
 };
 
 // Another ExpertRanks, or one device's if null, for a test to change what it does.
@@ -63,6 +64,9 @@ public:
           replica_(replica),
           positions_(std::move(positions)) {}
 
+    // Biases with which a sigmoid router chooses, (L, E) on the device; null: none.
+    void chooses_with(const float* bias) { bias_ = bias; }
+
     void begin_step(int step) {
         step_ = step;
         micro_batches_.clear();
@@ -89,7 +93,13 @@ public:
             CUDA_CHECK(cudaMemcpyAsync(to.data(), from, sizeof(T) * to.size(), cudaMemcpyDeviceToHost, stream));
         };
         download(own, index), download(scores, logits);
+        std::vector<float> bias(E, 0.0f);
+        if (bias_ != nullptr) download(bias, bias_ + static_cast<std::size_t>(layer) * E);
         wait_for(stream);
+        const bool sigmoid = sizes.model.router == RouterScore::sigmoid;
+        for (std::size_t i = 0; sigmoid && i < scores.size(); i++) {
+            scores[i] = 1 / (1 + std::exp(-scores[i])) + bias[i % E];
+        }
         for (std::size_t row = 0; row < rows && K < E; row++) {
             const auto begin = scores.begin() + static_cast<std::ptrdiff_t>(row * E);
             std::sort(begin, begin + static_cast<std::ptrdiff_t>(E), std::greater<>());
@@ -120,6 +130,7 @@ private:
     std::shared_ptr<Choices> choices_;
     bool records_;
     int sequences_, dp_, replica_;
+    const float* bias_ = nullptr;
     std::vector<int> positions_;   // positions of this rank's tokens in a sequence
     int step_ = 0;
     std::map<int, int> micro_batches_;   // that a layer has chosen for
