@@ -93,6 +93,8 @@ public:
             const std::vector<float> narrow(values.begin(), values.end());
             upload_tensor<floatX>(stage_.parameters(), i, narrow, stream_.get());
         }
+        const Doubles& bias = problem.reference.router_bias;
+        if (!bias.empty()) stage_.router_bias().set(std::vector<float>(bias.begin(), bias.end()));
     }
 
     // All sequences of the problem, options.B at a time, as micro-batches of one step.
@@ -332,10 +334,11 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
 
 // Mixtures of experts, of tokens whose choices no rounding changes: seeds are tried until every token's last chosen
 // expert leads the next one by enough.
-Problem experts_problem(const ModelConfig& config) {
+Problem experts_problem(const ModelConfig& config, const Doubles& router_bias = {}) {
     for (std::uint64_t seed = 1;; seed++) {
         REQUIRE(seed < 2000);
         Problem problem = random_problem(config, 2, 8, seed);
+        problem.reference.router_bias = router_bias;
         for (int l = 0; l < static_cast<int>(config.layers); l++) {
             const int router = problem.reference.table.index("mlp.router.weight", l);
             for (double& x : problem.reference.parameters[static_cast<std::size_t>(router)]) x *= 4;
@@ -382,6 +385,57 @@ TEST_CASE("gpt: reference: mixtures of experts, at every level of recompute, als
     }
 }
 
+// Biases that change who is chosen by a sigmoid router, and by how much no rounding knows.
+TEST_CASE("gpt: reference: biases of a router choose and do not weigh; biases inside the weights are seen") {
+    ModelConfig config = with_experts(llama_like(custom_model_config(2, 2, 32, 40, 150), 2), 6, 2, 16);
+    config.router = RouterScore::sigmoid;
+    for (const bool normalized : {true, false}) {
+        config.router_norm = normalized;
+        Problem problem = experts_problem(config, {0.25, 0, -0.25, 0.125, 0, -0.125, -0.25, 0.125, 0.25, 0, -0.125, 0});
+        auto expected = [&] {
+            return problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+        };
+        StageOptions options = test_options();
+        options.recompute = Recompute::block;
+        const Outcome outcome = Runner(problem, options).run();
+        const ReferenceResult sound = expected();
+        CHECK(relative_error(outcome.losses, sound.losses) < parity);
+        check_gradients(outcome, problem.reference.table, sound.gradients, parity);
+        const auto attention = static_cast<std::size_t>(problem.reference.table.index("attn.c_attn.weight", 0));
+        problem.reference.weighs_with_bias = true;
+        CHECK(relative_error(outcome.gradients[attention], expected().gradients[attention]) > 2 * parity);
+        problem.reference.weighs_with_bias = false;
+        problem.reference.router_bias.clear();   // other experts
+        CHECK(relative_error(outcome.gradients[attention], expected().gradients[attention]) > 2 * parity);
+    }
+}
+
+std::string of_dense_model(std::string name) {
+    if (const auto at = name.find(".experts"); at != std::string::npos) name.erase(at, 8);
+    return name;
+}
+
+// Checks gradients of experts that are all alike: those of a matrix add up to the dense model's, all others are the
+// dense model's, and the router has none, because who is chosen changes nothing.
+void check_gradients_of_alike(const Outcome& found, const ParamTable& table, const Outcome& dense,
+                              const ParamTable& of_dense) {
+    for (int i = 0; i < table.size(); i++) {
+        INFO(table[i].name);
+        const std::vector<float>& gradient = found.gradients[static_cast<std::size_t>(i)];
+        if (table[i].name.ends_with("router.weight")) {
+            double squares = 0;
+            for (const float g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
+            CHECK(std::sqrt(squares) < (is_fp32 ? 1e-7 : 1e-3));
+            continue;
+        }
+        const std::vector<float>& expected =
+            dense.gradients[static_cast<std::size_t>(of_dense.index(of_dense_model(table[i].name)))];
+        Doubles sum(expected.size(), 0.0);
+        for (std::size_t k = 0; k < gradient.size(); k++) sum[k % sum.size()] += static_cast<double>(gradient[k]);
+        CHECK(relative_error(sum, expected) < (is_fp32 ? same_up_to_order : parity));
+    }
+}
+
 // A dense model's weights as those of experts that are all the same.
 TEST_CASE("gpt: one expert is the dense model, and so are experts that are all alike, with weights that add up to 1") {
     for (const bool gated : {false, true}) {
@@ -393,6 +447,7 @@ TEST_CASE("gpt: one expert is the dense model, and so are experts that are all a
         options.gelu_fusion = 0;
         Runner of_dense(expected, options);
         const std::vector<float> logits = of_dense.logits();
+        const Outcome outcome = of_dense.run();
         for (const auto& [E, K] : {std::pair(1, 1), std::pair(3, 1), std::pair(4, 2)}) {
             Problem problem{ReferenceGpt(with_experts(dense, E, K, 48)), expected.tokens, expected.targets, 2, 33};
             for (int i = 0; i < problem.reference.table.size(); i++) {
@@ -402,15 +457,15 @@ TEST_CASE("gpt: one expert is the dense model, and so are experts that are all a
                     for (std::size_t k = 0; k < values.size(); k++) values[k] = 0.25 * ((k * 7 + 3) % 11) - 1;
                     continue;
                 }
-                std::string of = name;
-                if (const auto at = of.find(".experts"); at != std::string::npos) of.erase(at, 8);
-                const Doubles& from =
-                    expected.reference.parameters[static_cast<std::size_t>(expected.reference.table.index(of))];
+                const int of = expected.reference.table.index(of_dense_model(name));
+                const Doubles& from = expected.reference.parameters[static_cast<std::size_t>(of)];
                 for (std::size_t k = 0; k < values.size(); k++) values[k] = from[k % from.size()];
             }
-            const double error = relative_error(Runner(problem, options).logits(), logits);
+            Runner runner(problem, options);
+            const double error = relative_error(runner.logits(), logits);
             MESSAGE(E, " experts, ", K, " a token: ", error, " from the dense model");
             CHECK(error < (is_fp32 ? 1e-6 : parity));   // of two experts: other roundings
+            check_gradients_of_alike(runner.run(), problem.reference.table, outcome, expected.reference.table);
         }
     }
 }

@@ -121,6 +121,54 @@ verdict $? "experts dealt out to two tp ranks: $(tail -n 3 "$work/dealt.log")"
 near dealt experts
 verdict $? "losses of experts dealt out: $(losses dealt | xargs) against $(losses experts | xargs)"
 
+# the line of progress and metrics.jsonl tell the same load and losses, of those that are on
+loads() {   # NAME
+    sed -nE 's/.* \| (experts [^|]*)$/\1/p' "$work/$1.log"
+}
+told() {   # NAME: the line's words, from metrics.jsonl
+    local key='"([a-z_]+)":([0-9.e+-]+)'
+    grep '"expert_fullest"' "$work/$1/metrics.jsonl" | while read -r line; do
+        declare -A value=()
+        while [[ $line =~ $key ]]; do
+            value[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
+            line=${line#*"${BASH_REMATCH[0]}"}
+        done
+        printf 'experts %.2f-%.2f, entropy %.3f' "${value[expert_emptiest]}" "${value[expert_fullest]}" "${value[expert_entropy]}"
+        [ "${value[aux_loss]}" = 0 ] || printf ', balance loss %.4g' "${value[aux_loss]}"
+        [ "${value[router_z_loss]}" = 0 ] || printf ', router z-loss %.4g' "${value[router_z_loss]}"
+        echo
+    done
+}
+run 1 quiet --experts 4
+run 1 loud --experts 4 --aux-loss 0.01 --router-z-loss 0.001
+for name in experts dealt quiet loud; do
+    [ "$(loads "$name" | wc -l)" -eq 4 ] && cmp -s <(loads "$name") <(told "$name")
+    verdict $? "$name: lines of progress $(loads "$name" | xargs -d '\n'), metrics $(told "$name" | xargs -d '\n')"
+done
+grep -q 'balance loss .* router z-loss' <(loads loud) && ! grep -q loss <(loads quiet) && ! grep -q z-loss <(loads experts)
+verdict $? "losses of routers in lines of progress: $(loads loud | tail -n 1); $(loads quiet | tail -n 1)"
+
+# choices in turn: an even load on every rank, without a folder, and no other run is kept under them
+force() {   # RANKS ARGUMENTS...
+    scripts/launch.sh -n "$1" "$train_gpt" --train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 2 \
+        --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-steps 3 --val-every 0 "${@:2}" >"$work/forced.log" 2>&1
+}
+for layout in "1 --experts 8" "2 --experts 8 --ep 2 --router sigmoid --recompute block"; do
+    # shellcheck disable=SC2086   # words
+    force $layout --force-balance 1
+    verdict $? "--force-balance 1 on $layout: $(tail -n 3 "$work/forced.log")"
+    [ "$(grep -c 'experts 1.00-1.00, entropy 1.000' "$work/forced.log")" -eq 3 ]
+    verdict $? "an even load on $layout: $(grep step "$work/forced.log")"
+done
+force 1 --experts 8 && ! grep -q 'experts 1.00-1.00' "$work/forced.log"
+verdict $? "the router's own load: $(grep step "$work/forced.log")"
+for kept in "--output-dir $work/experts --resume" "--output-dir $work/forced"; do
+    # shellcheck disable=SC2086   # words
+    force 1 --experts 8 --force-balance 1 $kept
+    [ $? -eq 64 ] && grep -qF -- "--force-balance 1 together with ${kept%% *}" "$work/forced.log" && [ ! -e "$work/forced" ]
+    verdict $? "--force-balance 1 $kept: $(tail -n 3 "$work/forced.log")"
+done
+
 # a model is measured under any layout, with the memory of forward alone
 measure() {   # RANKS ARGUMENTS...
     scripts/launch.sh -n "$1" "$train_gpt" evaluate --model "$work/alone" --val-data "$work/data/*val*.bin" --micro-batch 2 \

@@ -55,6 +55,8 @@ void check_together(const Options& o) {
     const std::string beyond = beyond_llmc(asked);
     refuse_if(!beyond.empty() && !o.export_llmc.empty(), "--export-llmc together with " + beyond,
               "llm.c's files hold no such model; checkpoints do.");
+    refuse_if(o.force_balance && !o.output_dir.empty(), "--force-balance 1 together with --output-dir",
+              "Tokens that go to experts in turn only measure time: a run to be kept must route by its router.");
     check_total_batch(o);
     check_layout(o);
     asked_evaluations(o);

@@ -273,6 +273,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--matmul-tries", o.matmul_tries, 0, 64,
            "cuBLASLt algorithms timed for each matmul before the first step, the fastest kept; 1: its first, untimed; "
            "0: 16 on a GPU, 1 on a CPU");
+    choice("--force-balance", o.force_balance,
+           "for measuring alone: experts are chosen in turn, so that each gets equally many tokens; goes with no "
+           "--output-dir, because such a model is not worth keeping");
     choice("--recompute,-r", o.recompute,
            "what backward computes again instead of storing it; auto: the least with which nine tenths of every "
            "device's memory suffice");

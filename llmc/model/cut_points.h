@@ -122,11 +122,12 @@ public:
 };
 
 // Totals of a step that the backwards of mixtures of experts add to: how many tokens each expert of each layer got, (L,
-// E), and the sums of the balance loss and of the router's z-loss. Null: nobody reads them, or another tp rank adds the
-// same.
+// E), and the sums of the balance loss and of the router's z-loss; on the host, how many rows this rank's experts got
+// in each layer, (L), if experts are dealt out. Null: nobody reads them, or another tp rank adds the same.
 struct ExpertTotals {
     std::int32_t* counts = nullptr;
     double* losses = nullptr;
+    std::int32_t* held_rows = nullptr;
 };
 
 // Objects and settings that the pieces of a stage (embedding, sublayers, head) share, beside parameters and
@@ -144,6 +145,7 @@ struct StageTools {
     float sequence_share = 0;   // weight of a sequence in losses that are means: 1 / sequences of a step
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
+    bool force_balance = false;           // experts are chosen in turn
     DocumentsView documents = {};         // masks of the current micro-batch, if documents are masked
 
     // Returns the positions of this rank's tokens: in their documents if these are masked, else in the sequence.

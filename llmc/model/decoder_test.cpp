@@ -70,7 +70,7 @@ TEST_CASE("decoder: tokens read at once, or some at once and some alone, leave t
 }
 
 TEST_CASE("decoder: its logits are those of a double-precision model, for every kind of model") {
-    std::vector<ModelConfig> kinds(8, custom_model_config(3, 2, 32, 16, 97));
+    std::vector<ModelConfig> kinds(9, custom_model_config(3, 2, 32, 16, 97));
     kinds[1].tied = false;
     kinds[2].norm = NormKind::rms;
     kinds[3] = llama_like(kinds[3], 1);
@@ -81,8 +81,12 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[6] = kinds[4], kinds[6].norm_position = NormPosition::after, kinds[6].qk_norm = QkNorm::row;
     kinds[7] = with_experts(llama_like(custom_model_config(1, 4, 64, 16, 97), 2), 4, 2, 24);
     kinds[7].shared_experts = 1;
+    kinds[8] = with_experts(llama_like(custom_model_config(2, 4, 64, 16, 97), 2), 4, 2, 24);
+    kinds[8].router = RouterScore::sigmoid;
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);
+        if (config.router == RouterScore::sigmoid)
+            reference.router_bias = {0.25, 0, -0.25, 0.125, -0.25, 0.25, 0, 0.125};
         OwnedStream stream;
         Arena arena;
         Decoder decoder(config, arena, stream.get());
@@ -108,6 +112,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
             const Doubles& from = reference.parameters[static_cast<std::size_t>(i)];
             upload_tensor<floatX>(decoder.parameters(), i, std::vector<float>(from.begin(), from.end()), stream.get());
         }
+        decoder.router_bias().set(std::vector<float>(reference.router_bias.begin(), reference.router_bias.end()));
         const std::span<const std::int32_t> all(tokens);
         decoder.read(all.first(4));   // some at once, then one by one
         for (std::size_t t = 4; t < tokens.size(); t++) {

@@ -273,11 +273,13 @@ public:
     }
 
     ParamTable table;
-    std::vector<Doubles> parameters;          // indexed as the table, global shapes
-    double z_loss = 0;                        // c: c lse^2 is added to each loss
-    mutable double smallest_gap = INFINITY;   // between a token's last chosen expert's score and the next one's
+    std::vector<Doubles> parameters;   // indexed as the table, global shapes
+    double z_loss = 0;                 // c: c lse^2 is added to each loss
+    Doubles router_bias;               // (L, E), by which a sigmoid router chooses; empty: zeros
+    // Smallest gap between a token's last chosen expert and the next one, in logits.
+    mutable double smallest_gap = INFINITY;
     // Mistakes of forward, which tests must see.
-    bool exchanges_gate_and_up = false, adds_epsilon_outside = false;
+    bool exchanges_gate_and_up = false, adds_epsilon_outside = false, weighs_with_bias = false;
 
     // B sequences of T tokens. A negative target has no loss (but counts in R = B T).
     ReferenceResult forward(std::span<const int> tokens, std::span<const int> targets, int B, int T) const {
@@ -440,28 +442,35 @@ private:
         for (double lse : t.lse) loss += c.router_z_loss * lse * lse / (tokens * sequences);
         return loss;
     }
-    void route(reference::ExpertsTrace& t, Index R) const {
+    void route(reference::ExpertsTrace& t, int l, Index R) const {
         const ModelConfig& c = table.config();
         const ExpertSizes s = expert_sizes();
         const bool sigmoid = c.router == RouterScore::sigmoid;
         for (Index r = 0; r < R; r++) {
             const double* const logits = &t.logits[r * s.E];
             double sum = 0, scores_sum = 0, weights_sum = 0;
-            Doubles scores(s.E);
+            Doubles scores(s.E), choosing(logits, logits + s.E), weighing(s.E);
             for (Index e = 0; e < s.E; e++) sum += std::exp(logits[e]);
             for (Index e = 0; e < s.E; e++) {
                 scores[e] = sigmoid ? reference::logistic(logits[e]) : std::exp(logits[e]) / sum;
                 scores_sum += scores[e];
+                weighing[e] = scores[e];
+                if (router_bias.empty()) continue;
+                choosing[e] = scores[e] + router_bias[static_cast<Index>(l) * s.E + e];
+                if (weighs_with_bias) weighing[e] = choosing[e];
             }
             std::vector<Index> order(s.E);
             for (Index e = 0; e < s.E; e++) order[e] = e;
-            std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return logits[a] > logits[b]; });
-            if (s.K < s.E) smallest_gap = std::fmin(smallest_gap, logits[order[s.K - 1]] - logits[order[s.K]]);
+            std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return choosing[a] > choosing[b]; });
+            const double in_logits = router_bias.empty() ? 1 : 4;   // a sigmoid's slope is a quarter at most
+            if (s.K < s.E) {
+                smallest_gap = std::fmin(smallest_gap, in_logits * (choosing[order[s.K - 1]] - choosing[order[s.K]]));
+            }
             std::sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(s.K));
-            for (Index k = 0; k < s.K; k++) weights_sum += scores[order[k]];
+            for (Index k = 0; k < s.K; k++) weights_sum += weighing[order[k]];
             for (Index k = 0; k < s.K; k++) {
                 t.chosen.push_back(order[k]);
-                t.weights.push_back(scores[order[k]] / (c.router_norm ? weights_sum : 1.0));
+                t.weights.push_back(weighing[order[k]] / (c.router_norm ? weights_sum : 1.0));
             }
             for (double score : scores) t.probabilities.push_back(score / scores_sum);
             t.scores.insert(t.scores.end(), scores.begin(), scores.end());
@@ -474,7 +483,7 @@ private:
         const Index R = in.size() / C();
         t = {};
         t.logits = linear(in, "mlp.router", l, R);
-        route(t, R);
+        route(t, l, R);
         t.loss = router_losses(t, B, T);
         Doubles out(R * C(), 0.0);
         for (Index e = 0; e < s.E; e++) {

@@ -62,6 +62,9 @@ TEST_CASE("layout: experts that ranks cannot have are refused by name") {
     Options o;
     o.ep = 4, o.dp = 8, o.micro_batch = 4, o.seq_len = 32;
     CHECK(refusal(o) == "--ep 4: the model has no experts");
+    o.force_balance = true;
+    CHECK(refusal(o) == "--force-balance 1: the model has no experts");
+    o.force_balance = false;
     config.experts = 6;
     CHECK(refusal(o) == "--ep 4 --experts 6: expected a number of ranks that divides the experts");
     config.experts = 8;

@@ -82,8 +82,10 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
-// Checks how experts are dealt out.
+// Checks how experts are chosen and dealt out.
 void check_experts(const Options& o, const ModelConfig& config) {
+    refuse_if(o.force_balance && config.experts == 0, "--force-balance 1: the model has no experts",
+              "Give --experts, or leave --force-balance out.");
     if (o.ep == 1) return;
     const std::string given = text("--ep ", o.ep);
     refuse_if(config.experts == 0, given + ": the model has no experts", "Give --experts, or leave --ep out.");

@@ -129,6 +129,7 @@ struct Options : OptimizerOptions {
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
     int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: also in backward
     int matmul_tries = 0;                 // MatmulOptions::tries
+    bool force_balance = false;           // StageOptions::force_balance
     int zero = 0;                         // ZeRO stage
     int zero_group = 0;                   // ranks per ZeRO group; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism

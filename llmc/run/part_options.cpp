@@ -61,6 +61,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
     result.grad_dtype = options.grad_dtype;
     result.z_loss = options.z_loss;
+    result.force_balance = options.force_balance;
     add_pipeline(result, options, config);
     return result;
 }

@@ -36,6 +36,9 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       groups_(groups),
       optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
+      fullest_ranks_(stage.held_rows().empty()
+                         ? DeviceBuffer<std::int32_t>{}
+                         : arena.allocate<std::int32_t>("experts/fullest ranks", stage.held_rows().size())),
       zero_(zero_of(stage, groups, arena)),
       partial_(stage, groups, arena),
       pipeline_(stage, arena, groups.links) {
@@ -92,9 +95,12 @@ void Step::add_expert_totals() {
     const DeviceBuffer<std::int32_t>& counts = stage_.expert_counts();
     const DeviceBuffer<double>& losses = stage_.router_losses();
     if (groups_.all == nullptr || counts.size() == 0) return;
+    if (fullest_ranks_.size() > 0) fullest_ranks_.upload(stage_.held_rows(), stage_.stream());
     const Communicator::Group together(*groups_.all);
     groups_.all->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
     groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
+    if (fullest_ranks_.size() == 0) return;
+    groups_.all->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
 }
 
 // Sums the gradient of tied tensors over the first and the last pipeline stage; each gets the sum for the part that its
@@ -133,8 +139,14 @@ StepResult Step::result() const {
     if (stage_.expert_counts().size() > 0) {
         const auto experts = static_cast<std::size_t>(stage_.config().experts);
         const std::vector<double> losses = stage_.router_losses().download(stage_.stream());
-        result.experts = expert_load(stage_.expert_counts().download(stage_.stream()), experts);
+        const std::vector<std::int32_t> counts = stage_.expert_counts().download(stage_.stream());
+        result.experts = expert_load(counts, experts);
         result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
+        if (fullest_ranks_.size() > 0) {
+            const RankLayout& place = stage_.storage().place();
+            result.experts->fullest_rank = rank_loads(fullest_ranks_.download(stage_.stream()), counts, experts,
+                                                      group_size(place.mesh, stage_axes));
+        }
     }
     return result;
 }

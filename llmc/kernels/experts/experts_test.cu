@@ -268,6 +268,34 @@ TEST_CASE(
     }
 }
 
+// A router whose logits give the scores with the bias added chooses as the biased one does, and weighs with the bias.
+TEST_CASE("experts: a bias inside the weights is further from double loops than their bounds allow") {
+    KernelTest test;
+    const int rows = 20, E = 6, K = 2;
+    const Doubles logits = random_values<float>(rows * E, 1, 7), bias = {0.1, -0.1, 0.01, 0, -0.01, 0.05};
+    for (const bool normalized : {false, true}) {
+        const RouterKind kind{true, normalized};
+        const Routed expected = route(logits, bias, E, K, kind);
+        Doubles biased = logits;
+        for (Index i = 0; i < biased.size(); i++) {
+            const double score = std::clamp(sigmoid(logits[i]) + bias[i % E], 1e-3, 1 - 1e-3);
+            biased[i] = std::log(score / (1 - score));
+        }
+        auto logits_d = test.tensor<float>(biased), weight = test.output<float>(rows * K);
+        const DeviceBuffer<int> index = test.ints(std::vector<int>(rows * K, -1));
+        router_forward({index.data(), weight.data(), logits_d.data(), nullptr, rows, E, K, kind, false}, test.stream);
+        std::vector<int> flat;
+        for (const auto& of_row : expected.chosen) flat.insert(flat.end(), of_row.begin(), of_row.end());
+        REQUIRE(index.download(test.stream) == flat);
+        const Doubles found = weight.values();
+        int far = 0;
+        for (Index i = 0; i < found.size(); i++) {
+            far += std::abs(found[i] - expected.weights[i]) > 40 * unit<float> * expected.weights[i];
+        }
+        CHECK(far > rows);
+    }
+}
+
 TEST_CASE("experts: biases rise by a fixed amount where an expert got fewer tokens than its layer's mean, and fall") {
     KernelTest test;
     auto bias = test.tensor<float>({0, 0, 0.5, 0, 0, 0});
@@ -280,6 +308,32 @@ TEST_CASE("experts: biases rise by a fixed amount where an expert got fewer toke
     update_router_bias(bias.data(), counts.data(), norm.data(), 2, 3, test.stream);
     const double up = kRouterBiasRate;
     CHECK(bias.values() == Doubles{up, 0, 0.5f - kRouterBiasRate, up, up, -up});
+}
+
+TEST_CASE("experts: chosen in turn each gets equally many rows, whatever the logits, and is weighed by them") {
+    KernelTest test;
+    for (const auto& [rows, E, K] :
+         {std::tuple(12, 4, 1), std::tuple(12, 8, 2), std::tuple(10, 5, 3), std::tuple(7, 3, 3), std::tuple(9, 1, 1)}) {
+        const auto e_ = static_cast<Index>(E), k_ = static_cast<Index>(K), r_ = static_cast<Index>(rows);
+        for (const RouterKind kind : {RouterKind{false, true}, RouterKind{true, false}}) {
+            Doubles logits = random_values<float>(r_ * e_, 2, 7);
+            auto logits_d = test.tensor<float>(logits), weight = test.output<float>(r_ * k_);
+            const DeviceBuffer<int> index = test.ints(std::vector<int>(r_ * k_, -1));
+            RouterForward args{index.data(), weight.data(), logits_d.data(), nullptr, rows, E, K, kind, false, true};
+            router_forward(args, test.stream);
+            const std::vector<int> chosen = index.download(test.stream);
+            std::vector<int> counts(e_, 0);
+            for (const int e : chosen) counts.at(static_cast<Index>(e))++;
+            const auto [least, most] = std::ranges::minmax(counts);
+            CHECK(most - least == (rows * K % E == 0 ? 0 : 1));
+            for (Index i = 0; i < chosen.size(); i++) CHECK((i % k_ == 0 || chosen[i - 1] < chosen[i]));
+            // as if the router had chosen them
+            auto expected = test.output<float>(r_ * k_);
+            args.weight = expected.data(), args.in_turn = false, args.again = true;
+            router_forward(args, test.stream);
+            CHECK(same_bits(weight.raw(), expected.raw()));
+        }
+    }
 }
 
 TEST_CASE("experts: logits that are not numbers choose different experts all the same") {
@@ -309,6 +363,66 @@ TEST_CASE("experts: the balance loss's gradient is zero where load and probabili
                      0.0f},
                     test.stream);
     for (double x : dlogits.values()) CHECK(std::abs(x) < 1e-7);
+}
+
+namespace {
+
+// Returns the balance loss with factor 1 of one sequence, (E/K) sum over experts of (n/T)(P/T).
+double balance_loss(const Doubles& logits, const std::vector<int>& index, int E, int K, RouterKind kind) {
+    KernelTest test;
+    const auto rows = static_cast<int>(logits.size()) / E, T = rows;
+    auto logits_d = test.tensor<float>(logits), losses = test.output<float>(static_cast<Index>(2 * rows));
+    auto dweight = test.tensor<float>(Doubles(index.size(), 0.0));
+    const DeviceBuffer<int> index_d = test.ints(index), counts = test.ints(std::vector<int>(static_cast<Index>(E), 0));
+    const RowSequences sequences{T, rows, rows, 0};
+    count_experts(counts.data(), index_d.data(), rows, E, K, sequences, test.stream);
+    const auto factor = static_cast<float>(E) / static_cast<float>(K * T * T);
+    router_backward({.dlogits = logits_d.data(),
+                     .logits = logits_d.data(),
+                     .dweight = dweight.data(),
+                     .index = index_d.data(),
+                     .counts = counts.data(),
+                     .rows = rows,
+                     .E = E,
+                     .K = K,
+                     .kind = kind,
+                     .sequences = sequences,
+                     .balance = factor,
+                     .z = 0,
+                     .losses = losses.data()},
+                    test.stream);
+    const Doubles of_rows = losses.values();
+    return std::accumulate(of_rows.begin(), of_rows.begin() + rows, 0.0);
+}
+
+// Returns logits with which each row is sure of the experts that it is sent to.
+Doubles sure_of(const std::vector<int>& index, int E, int K) {
+    Doubles logits(index.size() / static_cast<Index>(K) * static_cast<Index>(E), -40.0);
+    for (Index i = 0; i < index.size(); i++) {
+        logits[i / static_cast<Index>(K) * static_cast<Index>(E) + static_cast<Index>(index[i])] = 40;
+    }
+    return logits;
+}
+
+}   // namespace
+
+TEST_CASE("experts: the balance loss is 1 where load and probabilities are even, E where all surely go to one expert") {
+    auto is = [](double found, double expected) { return std::abs(found - expected) < 1e-5 * expected; };
+    const std::vector<int> even = {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}, one(12, 4),
+                           halves = {1, 1, 1, 5, 5, 5, 5, 1, 5, 1, 5, 1}, pairs = {0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3};
+    for (const RouterKind kind : {RouterKind{false, true}, RouterKind{true, true}}) {
+        for (const double logit : {0.0, 3.0}) {   // even probabilities, whatever the load
+            CHECK(is(balance_loss(Doubles(12 * 6, logit), even, 6, 1, kind), 1));
+            CHECK(is(balance_loss(Doubles(6 * 6, logit), even, 6, 2, kind), 1));
+            CHECK(is(balance_loss(Doubles(12 * 6, logit), one, 6, 1, kind), 1));
+        }
+        CHECK(is(balance_loss(sure_of(even, 6, 1), even, 6, 1, kind), 1));   // even load, each token sure
+        CHECK(is(balance_loss(sure_of(even, 6, 2), even, 6, 2, kind), 1));
+        CHECK(is(balance_loss(sure_of(one, 6, 1), one, 6, 1, kind), 6));
+        CHECK(is(balance_loss(sure_of(one, 5, 1), one, 5, 1, kind), 5));
+        CHECK(is(balance_loss(sure_of(halves, 6, 1), halves, 6, 1, kind), 3));
+        CHECK(is(balance_loss(sure_of(pairs, 6, 2), pairs, 6, 2, kind), 3));
+    }
 }
 
 TEST_CASE("experts: rows of which a rank has a part of every chunk belong to the right sequences") {

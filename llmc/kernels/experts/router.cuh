@@ -33,14 +33,15 @@ struct RouterKind {
 };
 
 // Chooses index (rows, K) and weight (rows, K) from logits (rows, E) and `bias` (E) or null. With `again` the indices
-// are inputs, and only weights are computed.
+// are inputs, and only weights are computed. With `in_turn` experts are chosen whatever the logits: the first row takes
+// the first K, the next row the following ones, and after the last expert comes the first.
 struct RouterForward {
     std::int32_t* index;
     float* weight;
     const float *logits, *bias;
     int rows, E, K;
     RouterKind kind;
-    bool again;
+    bool again, in_turn = false;
 };
 inline void router_forward(const RouterForward& args, cudaStream_t stream);
 
@@ -121,10 +122,14 @@ __global__ void __launch_bounds__(kThreads) router_forward_kernel(RouterForward 
     float* const weight = args.weight + static_cast<std::int64_t>(row) * args.K;
     float value = 0;
     for (int k = 0, chosen = -1; k < args.K && !args.again; k++) {
-        chosen = next_best(args.E, value, chosen, [&](int e) {
-            if (args.kind.sigmoid) return router.sigmoid(e) + (args.bias ? args.bias[e] : 0.0f);
-            return router.logits[e];
-        });
+        if (args.in_turn) {
+            chosen = static_cast<int>((static_cast<std::int64_t>(row) * args.K + k) % args.E);
+        } else {
+            chosen = next_best(args.E, value, chosen, [&](int e) {
+                if (args.kind.sigmoid) return router.sigmoid(e) + (args.bias ? args.bias[e] : 0.0f);
+                return router.logits[e];
+            });
+        }
         int place = k;
         for (; place > 0 && index[place - 1] > chosen; place--) index[place] = index[place - 1];
         index[place] = chosen;

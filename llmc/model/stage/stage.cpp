@@ -78,14 +78,16 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});
     tools_->router_bias = router_bias_.data();
+    tools_->force_balance = options.force_balance;
     if (config.experts > 0 && options.backward) {
         expert_counts_ =
             arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));
         router_losses_ = arena.allocate<double>("experts/router losses", 2);
+        if (options.place.mesh.ep > 1) held_rows_.resize(static_cast<std::size_t>(config.layers));
         begin_expert_totals();
         // without sequence parallelism tp ranks have the same tokens: the first one counts them
         if (options.sequence_parallel || options.place.at.tp == 0) {
-            tools_->expert_totals = {expert_counts_.data(), router_losses_.data()};
+            tools_->expert_totals = {expert_counts_.data(), router_losses_.data(), held_rows_.data()};
         }
     }
     tools_->cut_points.set_sizes(sizes_);
@@ -104,6 +106,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 void Stage::begin_expert_totals() {
     expert_counts_.zero(stream_);
     router_losses_.zero(stream_);
+    std::ranges::fill(held_rows_, 0);
 }
 
 RankSizes Stage::sizes_of(int B, int T) const {

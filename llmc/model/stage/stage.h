@@ -77,6 +77,7 @@ public:
     // Empty if the model has no experts or the stage no backward.
     const DeviceBuffer<std::int32_t>& expert_counts() const { return expert_counts_; }   // (L, E)
     const DeviceBuffer<double>& router_losses() const { return router_losses_; }         // the balance loss, the z-loss
+    const std::vector<std::int32_t>& held_rows() const { return held_rows_; }            // (L); empty without --ep
     void begin_expert_totals();
     RouterBias& router_bias() { return router_bias_; }
     const RouterBias& router_bias() const { return router_bias_; }
@@ -153,6 +154,7 @@ private:
     Gradients gradients_;
     DeviceBuffer<std::int32_t> expert_counts_;
     DeviceBuffer<double> router_losses_;
+    std::vector<std::int32_t> held_rows_;
     RouterBias router_bias_;
     UnitHooks* hooks_ = nullptr;
     Show show_;

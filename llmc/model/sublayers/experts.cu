@@ -115,7 +115,8 @@ void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations&
                     .E = E,
                     .K = K,
                     .kind = router_kind(),
-                    .again = given},
+                    .again = given,
+                    .in_turn = tools_.force_balance},
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
     order_by_expert(a.offsets, a.source, a.row, index, tokens, E, K, tools_.stream);
@@ -254,6 +255,7 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
     const ExpertTotals& totals = tools_.expert_totals;
     const int n = rows();
     if (totals.counts == nullptr) return;
+    if (dealt()) totals.held_rows[layer_] += held_rows(a, n);
     count_experts(totals.counts + std::int64_t{layer_} * experts(), a.index, n, experts(), chosen(), {n, n, n, 0},
                   tools_.stream);
     const double factors[] = {model().aux_loss, model().router_z_loss};

@@ -1,61 +1,8 @@
 // The certificate of mixtures of experts, with both losses of the router: every rank has all experts, or they are dealt
 // out.
-#include "llmc/run/certificate/certificate_testing.h"
+#include "llmc/run/certificate/expert_layouts_testing.h"
 
 using namespace certificate;
-
-namespace {
-
-Layout experts(int dp, int zero, int micro_batches, Recompute recompute = Recompute::gelu) {
-    Layout layout{dp, zero, micro_batches};
-    layout.experts = 5, layout.recompute = recompute;
-    return layout;
-}
-Layout over(Layout layout, int tp, bool sequence_parallel, int cp = 1, int tp_chunks = 1) {
-    layout.tp = tp, layout.sequence_parallel = sequence_parallel, layout.cp = cp, layout.tp_chunks = tp_chunks;
-    return layout;
-}
-Layout in_stages(Layout layout, int stages, PipelineKind kind) {
-    layout.pipe.stages = stages, layout.pipe.kind = kind;
-    return layout;
-}
-
-Result alone(const Layout& like, int micro_batches, int steps) {
-    Layout layout = like;
-    layout.dp = layout.cp = layout.tp = 1, layout.zero = 0, layout.micro_batches = micro_batches, layout.pipe = {};
-    layout.sequence_parallel = false, layout.tp_chunks = 1, layout.recompute = Recompute::gelu, layout.ep = 1;
-    return Rank(layout).train(steps);
-}
-
-// Sets 8 experts, dealt out to `ep` ranks.
-Layout dealt(int ep, Layout layout) {
-    layout.experts = 8, layout.heads = 4, layout.ep = ep;
-    return layout;
-}
-Layout choosing_all(Layout layout) {   // so loads are equal
-    layout.experts = layout.experts_per_token = 4;
-    return layout;
-}
-
-// In fp32 every layout chooses freely. In bf16 rounding changes the choice of a token near a tie, and with it gradients
-// by more than roundings do: there what one process chose is replayed.
-void certify_all(const Layout& like, bool replay, std::initializer_list<Layout> layouts) {
-    Layout reference = like;
-    reference.choices = std::make_shared<Choices>();   // recorded
-    const Result expected = alone(reference, 1, 4);
-    if (!replay) MESSAGE("choices are free; the smallest gap of logits is ", reference.choices->smallest_gap);
-    for (Layout layout : layouts) {
-        if (replay) layout.choices = reference.choices;
-        certify(layout, expected);
-    }
-}
-Layout with_sigmoid(Layout layout) {
-    layout.router = RouterScore::sigmoid;
-    return layout;
-}
-constexpr bool in_bf16 = sizeof(floatX) < sizeof(float);
-
-}   // namespace
 
 TEST_CASE("certificate: mixtures of experts, a sample of layouts") {
     certify_all(experts(1, 0, 1), in_bf16,
@@ -90,7 +37,37 @@ TEST_CASE("certificate: experts dealt out to ranks, a sample of layouts") {
                  dealt(2, in_stages(experts(2, 2, 4, Recompute::block), 3, PipelineKind::zero_bubble))});
 }
 
+namespace {
+
+Layout four_layers(Layout layout) {   // as many as two stages of two chunks need
+    layout.layers = 4;
+    return layout;
+}
+Layout small(Layout layout) {
+    layout.step_sequences = 16;
+    return layout;
+}
+
+}   // namespace
+
+TEST_CASE("certificate: mixtures of experts in the other pipelines") {
+    certify_all(small(experts(1, 0, 1)), in_bf16, {small(in_stages(experts(1, 0, 4), 3, PipelineKind::gpipe))});
+    certify_all(small(dealt(1, experts(1, 0, 1))), in_bf16,
+                {small(dealt(2, in_stages(experts(2, 1, 2, Recompute::block), 2, PipelineKind::gpipe)))});
+    const Layout interleaved = in_stages(experts(2, 1, 4, Recompute::block), 2, PipelineKind::interleaved, 2);
+    certify_all(four_layers(small(dealt(1, experts(1, 0, 1)))), in_bf16, {four_layers(small(dealt(2, interleaved)))});
+}
+
+// Within a stage, experts are dealt out to the ranks that share matrices, or sequences.
+TEST_CASE("certificate: experts dealt out to ranks of tp or cp in a pipeline") {
+    const PipelineKind kind = PipelineKind::one_f_one_b;
+    certify_all(small(dealt(1, experts(1, 0, 1))), in_bf16,
+                {small(dealt(2, in_stages(over(experts(1, 0, 2, Recompute::block), 2, true), 2, kind))),
+                 small(dealt(2, in_stages(over(experts(1, 1, 2), 1, false, 2), 2, kind)))});
+}
+
 TEST_CASE("certificate: all layouts of experts dealt out to ranks" * doctest::skip()) {
+    using enum PipelineKind;
     for (const int ep : {2, 4}) {
         for (const int zero : {0, 1, 2, 3}) {
             for (const Recompute level : {Recompute::none, Recompute::block}) {
@@ -101,11 +78,36 @@ TEST_CASE("certificate: all layouts of experts dealt out to ranks" * doctest::sk
                      dealt(ep, over(experts(2, zero, 1, level), 1, false, 2)),
                      dealt(ep, over(experts(2, zero, 1, level), 2, true, 2, 2))});
             }
-            if (ep == 4) continue;   // as many as a stage has
-            for (const PipelineKind kind : {PipelineKind::one_f_one_b, PipelineKind::zero_bubble}) {
+            for (const PipelineKind kind : {one_f_one_b, zero_bubble, gpipe}) {
+                certify_all(dealt(1, experts(1, 0, 1)), in_bf16,
+                            {dealt(ep, in_stages(over(experts(2, zero, 2), 2, true), 2, kind)),
+                             dealt(ep, in_stages(over(experts(2, zero, 2), 1, false, 2), 2, kind))});
+                if (ep == 4) continue;   // as many as a stage has
                 certify_all(dealt(1, experts(1, 0, 1)), in_bf16, {dealt(ep, in_stages(experts(2, zero, 4), 3, kind))});
             }
+            certify_all(four_layers(dealt(1, experts(1, 0, 1))), in_bf16,
+                        {four_layers(dealt(ep, in_stages(experts(4, zero, 4), 2, interleaved, 2)))});
         }
+    }
+}
+
+// Equal logits would leave no gap; biases that differ by 0.25 do, where the K-th and the next expert have other ones.
+TEST_CASE("certificate: the gap of a sigmoid router's choices is that of its scores with biases") {
+    Layout layout = with_sigmoid(dealt(1, experts(1, 0, 1)));
+    layout.step_sequences = 4;
+    for (const bool two_levels : {true, false}) {
+        layout.choices = std::make_shared<Choices>();
+        Rank rank(layout);
+        std::vector<float> bias(static_cast<std::size_t>(layout.layers * layout.experts), 0.0f);
+        for (std::size_t i = 0; i < bias.size(); i++) bias[i] = i % 8 == 1 || i % 8 == 6 || (!two_levels && i % 8 == 3);
+        for (float& b : bias) b *= 0.25f;
+        rank.stage().router_bias().set(bias);
+        for (int layer = 0; layer < layout.layers; layer++) {
+            const int param = rank.stage().table().index("mlp.router.weight", layer);
+            upload_tensor<floatX>(rank.stage().parameters(), param, std::vector<float>(8 * 64, 0.0f), rank.stream());
+        }
+        rank.gradients(1);
+        CHECK(layout.choices->smallest_gap == (two_levels ? 0.25f : 0.0f));
     }
 }
 
@@ -173,12 +175,52 @@ TEST_CASE("certificate: tokens of each expert and the router's losses are one pr
     }
 }
 
+// The rows that each rank's experts got, by the choices that one process recorded. Ranks differ along dp alone.
+TEST_CASE(
+    "certificate: rows of the fullest rank, relative to the mean, are those that the choices give, layer by layer") {
+    Layout reference = dealt(1, experts(1, 0, 1));
+    reference.choices = std::make_shared<Choices>();
+    Rank(reference).gradients(1);
+    const auto K = static_cast<std::size_t>(reference.experts_per_token);
+    for (Layout layout :
+         {dealt(2, experts(2, 0, 2, Recompute::block)), dealt(4, experts(4, 1, 1)), dealt(2, experts(4, 1, 2))}) {
+        layout.choices = reference.choices;
+        std::vector<double> expected;
+        for (int layer = 0; layer < layout.layers; layer++) {
+            const std::vector<std::int32_t>& chosen = reference.choices->at({1, layer});
+            std::vector<double> rows(static_cast<std::size_t>(layout.dp), 0.0);
+            const int B = sequences / layout.dp / layout.micro_batches, held = layout.experts / layout.ep;
+            for (std::size_t i = 0; i < chosen.size(); i++) {
+                const int sequence = static_cast<int>(i / K) / T, from = sequence / B % layout.dp;
+                rows[static_cast<std::size_t>(from / layout.ep * layout.ep + chosen[i] / held)]++;
+            }
+            expected.push_back(*std::ranges::max_element(rows) / (static_cast<double>(chosen.size()) / layout.dp));
+        }
+        CHECK(*std::ranges::max_element(expected) > 1.02);
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            for (int time = 0; time < 2; time++) {   // a step forgets the one before
+                rank.gradients(1);
+                const std::vector<double> found = rank.step().result().experts->fullest_rank;
+                me.require(found == expected, "the fullest rank of layer 0 has ", found.at(0), ", not ", expected[0]);
+            }
+        });
+    }
+    Layout pipeline = dealt(2, in_stages(experts(2, 0, 2), 3, PipelineKind::one_f_one_b));
+    on_layout(pipeline, [&](Rank& rank, TestRank& me) {   // every rank knows all layers'
+        rank.gradients(1);
+        const std::vector<double> found = rank.step().result().experts->fullest_rank;
+        me.require(found.size() == 3 && std::ranges::min_element(found)[0] >= 1, "layers of other stages");
+    });
+}
+
 // Biases of a sigmoid router follow from whole numbers: they are one process's to the bit, on every rank.
 TEST_CASE("certificate: sigmoid routers with biases, a sample of layouts") {
     Layout reference = with_sigmoid(dealt(1, experts(1, 0, 1)));
     reference.choices = std::make_shared<Choices>();
     Rank one(reference);
     const Result expected = one.train(4);
+    if (!in_bf16)
+        MESSAGE("choices are free; the smallest gap of scores with biases is ", reference.choices->smallest_gap);
     const std::vector<float> bias = one.stage().router_bias().values();
     CHECK(std::ranges::count_if(bias, [](float b) { return b != 0; }) > 12);   // more than half of 24
     const ParamTable table(model(reference));
@@ -207,9 +249,10 @@ TEST_CASE("certificate: what experts dealt out to ranks send equals the formulas
                 group.reset_traffic();
                 rank.groups().all->reset_traffic();
                 rank.gradients(2);
-                const int ranks = me.world.ranks();   // loss, votes and norm; tokens of each expert; two losses
+                const int ranks = me.world.ranks();   // loss, votes, norm; tokens of experts; losses; fullest
                 const double numbers =
-                    2.0 * (ranks - 1) / ranks * (8 * step_sums + 4.0 * layout.layers * layout.experts + 2 * 8);
+                    2.0 * (ranks - 1) / ranks *
+                    (8 * step_sums + 4.0 * layout.layers * layout.experts + 2 * 8 + 4.0 * layout.layers);
                 me.require(rank.groups().all->traffic().all_reduce == numbers, "numbers of ", numbers, " bytes");
                 const double sent = group.traffic().point_to_point, counts = group.traffic().all_gather;
                 const Stage& stage = rank.stage();

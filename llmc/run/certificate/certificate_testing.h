@@ -78,6 +78,7 @@ struct Layout {
     int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
     // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
+    std::unique_ptr<ExpertRanks> (*expert_ranks)(World&, const StageOptions&, const ModelConfig&) = make_expert_ranks;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
     void (*damage_starts)(std::span<std::int32_t> starts,
                           const std::vector<int>& positions) = nullptr;   // `positions` of a sequence
@@ -192,9 +193,10 @@ public:
         : layout_(layout),
           groups_(groups),
           cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
-          expert_ranks_(world ? make_expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
+          expert_ranks_(world ? layout.expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
           choices_(know_choices(at)),
           model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
+        if (choices_ != nullptr) choices_->chooses_with(model_.router_bias().data());
         initialize_parameters(model_.parameters(), seed, model_.stream());
         OptimizerOptions adam;
         adam.weight_decay = 0.1f;
@@ -315,6 +317,7 @@ public:
 
     Stage& stage() { return model_; }
     CutPoints* cut_points() const { return cut_points_.get(); }
+    ExpertRanks* expert_ranks() const { return expert_ranks_.get(); }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
         const PipelineLinks& links = groups_.links;

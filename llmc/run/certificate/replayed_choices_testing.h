@@ -20,22 +20,52 @@ namespace certificate {
 
 // By step and layer the experts of each token of the step, (sequences, T, K).
 struct Choices : std::map<std::pair<int, int>, std::vector<std::int32_t>> {
-    float smallest_gap = INFINITY;   // between the logits of a token's last chosen expert and of the next one
+    // Between a token's last chosen expert and the next one: of logits, or of a sigmoid router's scores with biases.
+    float smallest_gap = INFINITY;
+};
+
+// Another ExpertRanks, or one device's if null, for a test to change what it does.
+class AroundExpertRanks : public ExpertRanks {
+public:
+    explicit AroundExpertRanks(std::unique_ptr<ExpertRanks> real)
+        : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()) {}
+
+    RowSequences sequences(const RankSizes& sizes) const override { return real_->sequences(sizes); }
+    void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
+        real_->add_over_sequences(counts, n, stream);
+    }
+    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
+                        cudaStream_t stream) override {
+        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
+    }
+    void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
+        real_->copy_held_offsets(offsets, choice, stream);
+    }
+    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
+    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
+        real_->exchange(rows, choice, stream);
+    }
+
+private:
+    std::unique_ptr<ExpertRanks> real_;
 };
 
 // A rank's, around what it is without.
-class KnownChoices : public ExpertRanks {
+class KnownChoices : public AroundExpertRanks {
 public:
     // A step has `sequences`; the rank reads those of its replica, micro-batch by micro-batch.
     KnownChoices(std::unique_ptr<ExpertRanks> real, std::shared_ptr<Choices> choices, bool records, int sequences,
                  int dp, int replica, std::vector<int> positions)
-        : real_(real ? std::move(real) : std::make_unique<ExpertRanks>()),
+        : AroundExpertRanks(std::move(real)),
           choices_(std::move(choices)),
           records_(records),
           sequences_(sequences),
           dp_(dp),
           replica_(replica),
           positions_(std::move(positions)) {}
+
+    // Biases with which a sigmoid router chooses, (L, E) on the device; null: none.
+    void chooses_with(const float* bias) { bias_ = bias; }
 
     void begin_step(int step) {
         step_ = step;
@@ -63,7 +93,13 @@ public:
             CUDA_CHECK(cudaMemcpyAsync(to.data(), from, sizeof(T) * to.size(), cudaMemcpyDeviceToHost, stream));
         };
         download(own, index), download(scores, logits);
+        std::vector<float> bias(E, 0.0f);
+        if (bias_ != nullptr) download(bias, bias_ + static_cast<std::size_t>(layer) * E);
         wait_for(stream);
+        const bool sigmoid = sizes.model.router == RouterScore::sigmoid;
+        for (std::size_t i = 0; sigmoid && i < scores.size(); i++) {
+            scores[i] = 1 / (1 + std::exp(-scores[i])) + bias[i % E];
+        }
         for (std::size_t row = 0; row < rows && K < E; row++) {
             const auto begin = scores.begin() + static_cast<std::ptrdiff_t>(row * E);
             std::sort(begin, begin + static_cast<std::ptrdiff_t>(E), std::greater<>());
@@ -72,22 +108,6 @@ public:
         std::vector<std::int32_t>& all = (*choices_)[{step_, layer}];
         all.resize(static_cast<std::size_t>(sequences_) * static_cast<std::size_t>(sizes.whole_T) * K);
         for_rows(layer, sizes, [&](std::size_t of_own, std::size_t of_all) { all[of_all] = own[of_own]; });
-    }
-
-    RowSequences sequences(const RankSizes& sizes) const override { return real_->sequences(sizes); }
-    void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
-        real_->add_over_sequences(counts, n, stream);
-    }
-    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
-                        cudaStream_t stream) override {
-        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
-    }
-    void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
-        real_->copy_held_offsets(offsets, choice, stream);
-    }
-    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
-    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
-        real_->exchange(rows, choice, stream);
     }
 
 private:
@@ -107,10 +127,10 @@ private:
         }
     }
 
-    std::unique_ptr<ExpertRanks> real_;
     std::shared_ptr<Choices> choices_;
     bool records_;
     int sequences_, dp_, replica_;
+    const float* bias_ = nullptr;
     std::vector<int> positions_;   // positions of this rank's tokens in a sequence
     int step_ = 0;
     std::map<int, int> micro_batches_;   // that a layer has chosen for

@@ -60,8 +60,7 @@ void StepReporter::report(const StepBatch& batch, const StepResult& result, cons
         exposed += formatted("%s %s %.2f", exposed.empty() ? " | exposed" : ",", group.c_str(), ms);
     }
     if (!exposed.empty()) exposed += " ms";
-    const std::string experts =
-        record.experts ? formatted(" | experts %.2f-%.2f", record.experts->emptiest, record.experts->fullest) : "";
+    const std::string experts = record.experts ? " | " + load_text(*record.experts) : "";
     const std::string mfu = record.mfu ? formatted("%.1f%% %s MFU", 100 * *record.mfu, precision_name) : "MFU unknown";
     const double left_s = (steps_ > 0 ? mean_s() : seconds_) * (parts_.last_step() - step);
     parts_.log.progress(

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "llmc/base/log.h"
+
 ExpertLoad expert_load(std::span<const std::int32_t> counts, std::size_t experts) {
     ExpertLoad load;
     for (; counts.size() >= experts; counts = counts.subspan(experts)) {
@@ -17,4 +19,22 @@ ExpertLoad expert_load(std::span<const std::int32_t> counts, std::size_t experts
         if (experts > 1) load.entropy = std::min(load.entropy, entropy / std::log(static_cast<double>(experts)));
     }
     return load;
+}
+
+std::vector<double> rank_loads(std::span<const std::int32_t> most, std::span<const std::int32_t> counts,
+                               std::size_t experts, int ranks) {
+    std::vector<double> loads;
+    for (std::size_t layer = 0; layer < most.size(); layer++) {
+        const std::span<const std::int32_t> own = counts.subspan(layer * experts, experts);
+        const double mean = std::accumulate(own.begin(), own.end(), 0.0) / ranks;
+        loads.push_back(mean == 0 ? 1 : most[layer] / mean);
+    }
+    return loads;
+}
+
+std::string load_text(const ExpertLoad& load) {
+    std::string line = formatted("experts %.2f-%.2f, entropy %.3f", load.emptiest, load.fullest, load.entropy);
+    if (load.balance_loss != 0) line += formatted(", balance loss %.4g", load.balance_loss);
+    if (load.z_loss != 0) line += formatted(", router z-loss %.4g", load.z_loss);
+    return line;
 }

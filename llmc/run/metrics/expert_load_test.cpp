@@ -19,3 +19,19 @@ TEST_CASE("expert load: the worst layer's, relative to an even load") {
     CHECK(expert_load(std::vector<std::int32_t>{0, 0, 4, 0}, 2).fullest == 2);   // the first layer had none
     CHECK(expert_load(std::vector<std::int32_t>{0, 4}, 2).entropy == doctest::Approx(0));
 }
+
+TEST_CASE("expert load: a line of progress tells the load, and the router's losses that are on") {
+    CHECK(load_text({1.5, 0.25, 0.75, 0, 0}) == "experts 0.25-1.50, entropy 0.750");
+    CHECK(load_text({1.5, 0.25, 0.75, 0.0204, 0}) == "experts 0.25-1.50, entropy 0.750, balance loss 0.0204");
+    CHECK(load_text({1.5, 0.25, 0.75, 0, 3e-4}) == "experts 0.25-1.50, entropy 0.750, router z-loss 0.0003");
+    CHECK(load_text({1, 1, 1, 0.02, 1e-3}) ==
+          "experts 1.00-1.00, entropy 1.000, balance loss 0.02, router z-loss 0.001");
+}
+
+TEST_CASE("expert load: rows of the fullest rank, relative to the mean of the ranks, layer by layer") {
+    const std::vector<std::int32_t> counts = {3, 3, 3, 3, 9, 1, 1, 1, 0, 0, 0, 0};
+    // of two ranks with two experts each, of four with one
+    CHECK(rank_loads(std::vector<std::int32_t>{6, 10, 0}, counts, 4, 2) == std::vector<double>{1, 10 / 6.0, 1});
+    CHECK(rank_loads(std::vector<std::int32_t>{3, 9, 0}, counts, 4, 4) == std::vector<double>{1, 3, 1});
+    CHECK(rank_loads({}, counts, 4, 2).empty());
+}

@@ -65,9 +65,17 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
 // Load of a mixture of experts, with the names used in metrics.jsonl and the event file.
 std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
     if (!load) return {};
-    return {{"expert_fullest", load->fullest}, {"expert_emptiest", load->emptiest},
-            {"expert_entropy", load->entropy}, {"expert_dropped", 0},
-            {"aux_loss", load->balance_loss},  {"router_z_loss", load->z_loss}};
+    std::vector<EventFile::Value> values{{"expert_fullest", load->fullest},
+                                         {"expert_emptiest", load->emptiest},
+                                         {"expert_entropy", load->entropy},
+                                         {"aux_loss", load->balance_loss},
+                                         {"router_z_loss", load->z_loss}};
+    if (const std::vector<double>& ranks = load->fullest_rank; !ranks.empty()) {
+        const auto worst = std::ranges::max_element(ranks);
+        values.push_back({"expert_fullest_rank", *worst});
+        values.push_back({"expert_fullest_rank_layer", static_cast<double>(worst - ranks.begin())});
+    }
+    return values;
 }
 
 // Returns "KEY":{"NAME":x,...}, or an empty string without values.
@@ -91,6 +99,11 @@ std::string to_json(const StepRecord& r) {
                                   : "";
     std::string experts;
     for (const auto& [name, value] : values_of(r.experts)) experts += text("\"", name, "\":", json_number(value), ",");
+    if (r.experts && !r.experts->fullest_rank.empty()) {
+        std::vector<std::pair<std::string, double>> layers;
+        for (const double load : r.experts->fullest_rank) layers.emplace_back(text(layers.size()), load);
+        experts += json_of_each("expert_fullest_rank_of", layers) + ",";
+    }
     return formatted(
         "{\"step\":%d,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens_per_s\":%s,\"mfu\":%s,\"step_ms\":%s,"
         "%s%s%s%s\"memory_bytes\":%llu}",

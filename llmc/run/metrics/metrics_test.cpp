@@ -31,8 +31,12 @@ TEST_CASE("metrics: lines are JSON with the agreed keys, and null where a value 
     of_experts.experts = {1.5, 0.25, 0.75, 0.01, 0.002};
     CHECK(to_json(of_experts)
               .ends_with("\"step_ms\":12.5,\"expert_fullest\":1.5,\"expert_emptiest\":0.25,\"expert_entropy\":0.75,"
-                         "\"expert_dropped\":0,\"aux_loss\":0.01,\"router_z_loss\":0.002,"
+                         "\"aux_loss\":0.01,\"router_z_loss\":0.002,"
                          "\"memory_bytes\":1099511627776}"));
+    of_experts.experts->fullest_rank = {1.25, 1.75, 1};
+    CHECK(to_json(of_experts)
+              .ends_with("\"router_z_loss\":0.002,\"expert_fullest_rank\":1.75,\"expert_fullest_rank_layer\":1,"
+                         "\"expert_fullest_rank_of\":{\"0\":1.25,\"1\":1.75,\"2\":1},\"memory_bytes\":1099511627776}"));
     CHECK(validation_json(20, 1.5f) == "{\"step\":20,\"val_loss\":1.5}");
 
     StepRecord broken = record(1);
