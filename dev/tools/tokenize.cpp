@@ -213,7 +213,8 @@ void add_output_options(CLI::App& app, Options& options) {
         ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
     app.add_flag("--dedup", corpus.dedup, "of documents that are equal keep the first");
-    app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
+    app.add_flag("--uint32", corpus.wide,
+                 "words of 32 bits, in shards and questions, even for a vocabulary that fits 16");
     app.add_option("--val-files", options.val_inputs, "files and folders that are validation data, besides the inputs")
         ->expected(1, 1 << 20);
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
@@ -448,7 +449,7 @@ void write_questions(const Options& options) {
         const auto more = parse_questions(options.questions, read_whole(real_files(), path), path);
         questions.insert(questions.end(), more.begin(), more.end());
     }
-    const std::string content = to_question_file(tokenizer, questions, options.questions);
+    const std::string content = to_question_file(tokenizer, questions, options.questions, options.corpus.wide);
     parse_question_file(content, output, tokenizer.vocab_size());   // what is written can be read
     const fs::path folder = fs::path(output).parent_path();
     if (!folder.empty()) real_files().make_folders(folder.string());

@@ -11,7 +11,9 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
+#include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"
+#include "llmc/data/wide_tokenizer_testing.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/forwarding_files_testing.h"
 #include "llmc/model/download_testing.h"
@@ -194,7 +196,9 @@ private:
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
         return training_groups(*world, options.pp_chunks > 1);
     }
-    static ModelConfig model_config(const Options& o) { return custom_model_config(o.layers, 2, 32, T, vocab); }
+    static ModelConfig model_config(const Options& o) {
+        return custom_model_config(o.layers, 2, 32, T, o.vocab_size > 0 ? o.vocab_size : vocab);
+    }
     static StageOptions stage_options(const Options& o, const RankLayout& place, CutPoints* cut_points = nullptr,
                                       ExpertRanks* expert_ranks = nullptr) {
         StageOptions result;
@@ -546,6 +550,44 @@ TEST_CASE("layouts: every evaluation is that of a double-precision model, on inv
          {Layout{3, 2}, Layout{2, 3}, pipeline(2, 1, 2), context(2, 3, true, 2, 1), context(1, 0, true, 2, 2),
           not_sequence_parallel, all_axes(2, 2, 2, 1, 1), all_axes(2, 1, 2, 2, 3)}) {
         on_layout(layout, options_of(layout, ""), compare);
+    }
+}
+
+TEST_CASE("layouts: questions of 128,256 ids are answered under tp, pp and cp as one process does") {
+    const Tokenizer tokenizer = wide_tokenizer(64);
+    std::vector<QuestionText> texts;
+    for (int q = 0; q < 7; q++) {
+        auto words = [&](int first, int count) {
+            std::string made;
+            for (int t = 0; t < count; t++) made += text("<", (q * 17 + first + t * t) % 64, ">");
+            return made;
+        };
+        texts.push_back({words(1, 4), {words(5, 3), words(29, 5), words(40, 2)}, static_cast<std::size_t>(q % 3)});
+    }
+    const std::vector<Question> questions =
+        parse_question_file(to_question_file(tokenizer, texts), "wide", wide_vocab_size, tokenizer.hash());
+    CHECK(questions[1].completions[0][0] > 65535);
+    const StopSignals signals;
+    const auto wide_options = [](const Layout& layout) {
+        Options options = options_of(layout, "");
+        options.vocab_size = wide_vocab_size, options.layers = 2;
+        return options;
+    };
+    const auto right = [&](RankOfRun& rank) {
+        Agreement agreement(rank.arena, rank.groups.all, rank.world, signals, rank.model.stream());
+        return Evaluation(*rank.step, questions).run(agreement).value().right;
+    };
+    int expected = 0;
+    on_layout({0, 0}, wide_options({}), [&](RankOfRun& rank) { expected = right(rank); });
+    expected = std::stoi(from_first_process(std::to_string(expected)));
+    CHECK((expected > 0 && expected < 7));
+    for (const Layout& layout :
+         {all_axes(2, 1, 1, 1, 0), pipeline(1, 0, 2), context(1, 0, true, 2, 1), all_axes(2, 2, 2, 1, 1)}) {
+        on_layout(layout, wide_options(layout), [&](RankOfRun& rank) {
+            const int found = right(rank);
+            const int apart = std::abs(found - expected);   // in bf16 two completions may be as likely
+            ENSURE(apart <= (sizeof(floatX) == 4 ? 0 : 1), found, " right, one process has ", expected);
+        });
     }
 }
 
