@@ -235,10 +235,10 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
     Names<QuestionSource> sources;
     for (const NamedSource& known : question_sources) sources.push_back({known.name, known.source});
-    app.add_option(
-           "--questions", options.questions,
-           "hellaswag, mmlu, arc, piqa or lambada: write such questions (JSONL, MMLU also CSV) to --output FILE "
-           "for train_gpt --eval")
+    app.add_option("--questions", options.questions,
+                   text("one of ", names_of_sources(),
+                        ": write such questions (JSONL, MMLU also CSV) to --output FILE for "
+                        "train_gpt --evaluate"))
         ->transform(one_of(sources))
         ->each([&](const std::string&) { options.questions_wanted = true; });
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -113,8 +114,19 @@ std::size_t Question::longest() const {
     return context.size() + most;
 }
 
+double Question::length_of(std::size_t completion) const {
+    return static_cast<double>(characters.empty() ? completions[completion].size()
+                                                  : static_cast<std::size_t>(characters[completion]));
+}
+
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size) {
     return parse_question_file(read_whole(files, path), path, vocab_size);
+}
+
+std::string names_of_sources() {
+    std::string names;
+    for (const NamedSource& known : question_sources) names += text(names.empty() ? "" : ", ", known.name);
+    return names;
 }
 
 const NamedSource& source_of_questions(std::string_view content, const std::string& name) {
@@ -137,7 +149,7 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
         words.bad(16, text("made with a tokenizer of hash ", hash_to_text(made_with), ", the model's has ",
                            hash_to_text(*tokenizer_hash)));
     }
-    constexpr int last = static_cast<int>(QuestionSource::lambada);
+    constexpr int last = static_cast<int>(std::size(question_sources));   // 0: not said
     if (words.header(6) < 0 || words.header(6) > last)
         words.bad(24, text("source ", words.header(6), ", expected 0 to ", last));
     const int count = words.header(2);
@@ -146,7 +158,8 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
     std::size_t longest = 0;
     for (int i = 0; i < count; i++) {
         const std::size_t begin = words.position();
-        questions.push_back(read_question(words, i, words.header(6) == last ? 1 : 2));
+        questions.push_back(
+            read_question(words, i, words.header(6) == static_cast<int>(QuestionSource::lambada) ? 1 : 2));
         longest = std::max(longest, words.position() - begin);
     }
     if (!std::cmp_equal(words.header(3), longest)) {

@@ -36,7 +36,7 @@ constexpr std::uint32_t question_mark(QuestionFormat format) {
 }
 
 // Publisher of the questions, as a number in the file's header, where 0 means that it is not said.
-enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc, piqa, lambada };
+enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc_easy, piqa, lambada, arc_challenge };
 
 struct NamedSource {
     QuestionSource source;
@@ -46,11 +46,13 @@ struct NamedSource {
 inline constexpr NamedSource question_sources[] = {
     {QuestionSource::hellaswag, "hellaswag", "HellaSwag", "data/hellaswag/hellaswag_val.bin"},
     {QuestionSource::mmlu, "mmlu", "MMLU", "data/mmlu/mmlu_test.bin"},
-    {QuestionSource::arc, "arc", "ARC", "data/arc/arc_test.bin"},
+    {QuestionSource::arc_easy, "arc_easy", "ARC easy", "data/arc/arc_easy_test.bin"},
+    {QuestionSource::arc_challenge, "arc_challenge", "ARC challenge", "data/arc/arc_challenge_test.bin"},
     {QuestionSource::piqa, "piqa", "PIQA", "data/piqa/piqa_val.bin"},
     {QuestionSource::lambada, "lambada", "LAMBADA", "data/lambada/lambada_test.bin"},
 };
 inline constexpr const NamedSource& hellaswag_source = question_sources[0];   // llm.c's
+std::string names_of_sources();                                               // "hellaswag, mmlu, ..."
 
 struct Question {
     int label = 0;   // index of the right completion
@@ -58,7 +60,8 @@ struct Question {
     std::vector<std::vector<std::int32_t>> completions;
     std::vector<std::int32_t> characters = {};   // per completion, of its text; empty: the file does not say
 
-    std::size_t longest() const;   // tokens of context and longest completion
+    std::size_t longest() const;                      // tokens of context and longest completion
+    double length_of(std::size_t completion) const;   // characters; tokens where the file does not say them
 };
 
 // Parses a file's whole `content`; `name` is what messages call it. Error(bad_data) too where the file says that it was

@@ -74,7 +74,7 @@ QuestionText lambada_question(const Json& json) {
 }
 
 QuestionText from_json(QuestionSource source, const Json& json) {
-    if (source == QuestionSource::arc) return arc_question(json);
+    if (source == QuestionSource::arc_easy || source == QuestionSource::arc_challenge) return arc_question(json);
     if (source == QuestionSource::piqa) return piqa_question(json);
     if (source == QuestionSource::lambada) return lambada_question(json);
     if (source == QuestionSource::mmlu) {

@@ -59,7 +59,7 @@ TEST_CASE("questions: MMLU, CSV and JSONL alike") {
 
 TEST_CASE("questions: ARC in both its forms, PIQA, and LAMBADA's last word") {
     const auto arc = parse_questions(
-        QuestionSource::arc,
+        QuestionSource::arc_easy,
         R"({"id": "x", "question": {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "no", "label": "B"}]}, "answerKey": "B"})"
         "\n"
         R"({"question": "How?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "1"})",
@@ -109,7 +109,7 @@ TEST_CASE("questions: what is wrong, and where") {
     says(hellaswag, std::string(100'000, '[').c_str(), "h.jsonl", "h.jsonl: offset 257: not JSON");
     says(hellaswag, "", "h.jsonl", "no question");
     says(
-        QuestionSource::arc,
+        QuestionSource::arc_easy,
         R"({"question": {"stem": "q", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]}, "answerKey": "C"})",
         "a.jsonl", "number 2 of 2");
     says(QuestionSource::piqa, R"({"goal": "q", "sol1": "a", "sol2": "b"})", "p.jsonl",

@@ -442,6 +442,7 @@ struct Invented {
     const NamedSource* source;
     std::vector<Question> questions;
     EvaluationResult expected;
+    int rules_differ = 0;   // questions that the two rules of multiple choice answer differently
 };
 
 std::vector<double> reference_losses(const ReferenceGpt& reference, const Question& question, std::size_t completion,
@@ -468,20 +469,32 @@ Invented invented_choices(const ReferenceGpt& reference, const NamedSource& sour
             return tokens;
         };
         Question question{q % completions, ids(1, 3 + q % 4), {}};
-        std::vector<double> means;
+        std::vector<double> relative, sums;
         for (int c = 0; c < completions; c++) {
             question.completions.push_back(ids(5 + 11 * c, 1 + (q + c) % 5));
             const std::vector<double> losses = reference_losses(reference, question, static_cast<std::size_t>(c));
-            means.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size()));
+            sums.push_back(std::accumulate(losses.begin(), losses.end(), 0.0));
+            double length = static_cast<double>(losses.size());
+            if (completions != 3) {   // the others say characters
+                const auto tokens = static_cast<std::int32_t>(losses.size());
+                question.characters.push_back(1 + 3 * tokens * tokens + (q + c) % 3);   // long answers of long words
+                length = question.characters.back();
+            }
+            relative.push_back(sums.back() / length);
         }
-        made.expected.right += std::min_element(means.begin(), means.end()) - means.begin() == question.label;
+        const auto answer = [](const std::vector<double>& values) {
+            return std::min_element(values.begin(), values.end()) - values.begin();
+        };
+        made.expected.right += answer(relative) == question.label;
+        made.expected.right_by_sum += answer(sums) == question.label;
+        made.rules_differ += answer(relative) != answer(sums);
         made.questions.push_back(question);
     }
     return made;
 }
 
 Invented invented_texts(const ReferenceGpt& reference) {
-    Invented made{&question_sources[4], {}, {}};
+    Invented made{&question_sources[5], {}, {}};
     double loss = 0;
     for (int q = 0; q < 11; q++) {
         Question question{0, {}, {{1, 2}}};
@@ -515,10 +528,10 @@ TEST_CASE("layouts: every evaluation is that of a double-precision model, on inv
         return reference;
     };
     const auto invented_by = [](const ReferenceGpt& reference) {
-        return std::vector<Invented>{invented_choices(reference, question_sources[0], 3),
-                                     invented_choices(reference, question_sources[1], 4),
-                                     invented_choices(reference, question_sources[2], 5),
-                                     invented_choices(reference, question_sources[3], 2), invented_texts(reference)};
+        return std::vector<Invented>{
+            invented_choices(reference, question_sources[0], 3), invented_choices(reference, question_sources[1], 4),
+            invented_choices(reference, question_sources[2], 5), invented_choices(reference, question_sources[3], 5),
+            invented_choices(reference, question_sources[4], 2), invented_texts(reference)};
     };
     std::vector<Invented> invented;
     const StopSignals signals;
@@ -528,9 +541,10 @@ TEST_CASE("layouts: every evaluation is that of a double-precision model, on inv
             Evaluation evaluation(*rank.step, set.questions, *set.source, &rank.arena);
             const EvaluationResult found = evaluation.run(agreement).value();
             // in bf16 two completions, or two tokens, may be as likely
-            const int apart = std::abs(found.right - set.expected.right);
+            const int apart = std::max(std::abs(found.right - set.expected.right),
+                                       std::abs(found.right_by_sum - set.expected.right_by_sum));
             ENSURE(apart <= (sizeof(floatX) == 4 ? 0 : 2), evaluation.in_words(found), ", expected ",
-                   set.expected.right);
+                   evaluation.in_words(set.expected));
             if (!set.expected.perplexity) continue;
             ENSURE(std::abs(*found.perplexity / *set.expected.perplexity - 1) < parity, evaluation.in_words(found),
                    ", expected perplexity ", *set.expected.perplexity);
@@ -541,7 +555,10 @@ TEST_CASE("layouts: every evaluation is that of a double-precision model, on inv
         OwnedStream stream;
         RankOfRun alone(options_of({}, ""), nullptr, RankLayout{}, arena, stream.get());
         invented = invented_by(reference_of(alone));
-        for (const Invented& set : invented) CHECK((set.expected.right > 0 && set.expected.right < 11));
+        for (const Invented& set : invented) {
+            CHECK((set.expected.right > 0 && set.expected.right < 11));
+            CHECK((set.expected.perplexity || set.rules_differ > 0));
+        }
         compare(alone);
     }
     Layout not_sequence_parallel = all_axes(2, 1, 1, 2, 1);
