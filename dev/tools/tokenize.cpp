@@ -341,6 +341,9 @@ void prepare(const Options& options) {
     });
     line.show(last, true);
     const CorpusManifest& manifest = prepared.manifest;
+    if (!prepared.changed.empty()) {
+        std::cout << "began anew: " << printable(prepared.changed) << " is not as an earlier call has written it\n";
+    }
     if (last.bytes_before > 0) {
         std::cout << "went on after " << static_cast<double>(last.bytes_before) * 1e-6 << " MB of an earlier call\n";
     }
