@@ -404,6 +404,30 @@ TEST_CASE("layouts: 30 pairs cut under one and resumed under another go on as on
     change_layouts(30, 2);
 }
 
+// A step over the whole file, and the validation before it: both are means over the positions that have a loss, which
+// an untrained model finds as likely as any other.
+TEST_CASE("layouts: the ends of documents leave the loss and its count once, in training and in validation") {
+    const Workplace place;
+    in_first_process([&] {
+        std::vector<std::uint32_t> ids;
+        for (std::uint32_t i = 0; i < sequences * T + 1; i++)
+            ids.push_back(mix64(i) % 3 == 0 ? 0 : 1 + i * i % (vocab - 1));
+        write_token_file(real_files(), place.folder / "documents.bin", TokenFormat::gpt2, ids);
+    });
+    std::vector<Layout> layouts{{}, {2, 1}, context(1, 0, true, 2, 1), pipeline(1, 0, 2), all_axes(2, 1, 2, 2, 1)};
+    for (Layout& layout : layouts) {
+        layout.documents = true;
+        Options options = options_of(layout, place.folder / layout.name());
+        options.max_steps = 1, options.val_every = 1, options.val_max_batches = -1;
+        if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, ""); })) continue;
+        const std::vector<double> losses = losses_in(read_whole(real_files(), options.output_dir + "/metrics.jsonl"));
+        CAPTURE(layout.name());
+        REQUIRE(losses.size() == 3);   // validation, step, validation
+        CHECK(std::abs(losses[0] / std::log(vocab) - 1) < 0.02);
+        CHECK(std::abs(losses[1] / losses[0] - 1) < loss_tolerance);
+    }
+}
+
 TEST_CASE("layouts: pipelines and all axes together answer questions as one process does") {
     std::vector<Question> questions;
     for (int q = 0; q < 13; q++) {
