@@ -4,7 +4,7 @@
 #
 #   data/lambada.sh
 #
-# `train_gpt --eval lambada` reads them. VOCABULARY names another tokenizer than GPT-2's: that of the model.
+# `train_gpt --evaluate lambada` reads them. VOCABULARY names another tokenizer than GPT-2's: that of the model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . data/common.sh

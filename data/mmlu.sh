@@ -5,8 +5,7 @@
 #
 # Questions are put as llm.c puts them, the text of each answer a completion of "Question: ... Answer:"; the original
 # evaluation gives five examples first and asks for a letter, so its figures are others.
-# `train_gpt --hellaswag 1 --hellaswag-data data/mmlu/mmlu_test.bin` reads them. VOCABULARY names another tokenizer than
-# GPT-2's: that of the model.
+# `train_gpt --evaluate mmlu` reads them. VOCABULARY names another tokenizer than GPT-2's: that of the model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . data/common.sh

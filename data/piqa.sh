@@ -3,7 +3,7 @@
 #
 #   data/piqa.sh
 #
-# `train_gpt --eval piqa` reads them. VOCABULARY names another tokenizer than GPT-2's: that of the model.
+# `train_gpt --evaluate piqa` reads them. VOCABULARY names another tokenizer than GPT-2's: that of the model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . data/common.sh
@@ -18,4 +18,4 @@ fetch https://yonatanbisk.com/piqa/data/valid-labels.lst $out/raw/valid-labels.l
 paste <(grep . $out/raw/valid.jsonl) <(grep . $out/raw/valid-labels.lst) |
     sed -E 's/\}[[:space:]]*\t([01])[[:space:]]*$/, "label": \1}/' >$out/raw/labelled.jsonl
 gpt2_vocabulary
-"$tokenize" --overwrite --questions piqa --tokenizer "$vocabulary" --output $out/piqa_val.bin $out/raw/labelled.jsonl
+"$tokenize" --overwrite --questions piqa --uint32 --tokenizer "$vocabulary" --output $out/piqa_val.bin $out/raw/labelled.jsonl

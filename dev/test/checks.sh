@@ -65,6 +65,7 @@ row pipeline    cpu             check "layouts that a plan chooses, fp32" whole 
 
 row context-@P  cpu             check "certificate of shared sequences, @P" whole @P 'shared sequences: all*'
 row context-long cpu            check "attention over long sequences, @P" whole @P 'context parallel: attention over long*'
+row context-long cpu            check "masks of documents, their time" build/cpu/unit_test --no-skip -tc='library_attention: what masks*'
 row context-long cpu            check "a sequence of 65,536 tokens over eight ranks, fp32" whole fp32 'shared sequences: 65*'
 
 row composition cpu             check "certificate of every pair of settings, @P" whole @P 'layouts: every pair*'

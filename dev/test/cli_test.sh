@@ -54,19 +54,48 @@ verdict $? "null in metrics.jsonl"
 { le32 20240522 1 2 26 && head -c 1008 /dev/zero &&
     le16 65535 26 0 0 2 3 49 50 49 1 49 1 120 65535 26 1 1 2 3 49 50 49 1 49 1 120; } >"$work/questions.bin"
 expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --hellaswag 1 --hellaswag-data "$work/questions.bin"
-expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --eval "hellaswag=$work/questions.bin" -o "$work/asked"
-grep -q '"hellaswag":0.5}' "$work/asked/metrics.jsonl"
-verdict $? "--eval in metrics.jsonl: $(tail -n 1 "$work/asked/metrics.jsonl")"
+expect 0 "HellaSwag: 1/2 = 0.500000" "${data[@]}" "${tiny[@]}" --evaluate "hellaswag=$work/questions.bin" -o "$work/asked"
+grep -q '"hellaswag":0.5,"hellaswag_sum":0.5}' "$work/asked/metrics.jsonl"
+verdict $? "--evaluate in metrics.jsonl: $(tail -n 1 "$work/asked/metrics.jsonl")"
 # LAMBADA: a text whose last word is one token, and one with a word of two
 { le32 20240522 1 2 22 0 0 5 && head -c 996 /dev/zero &&
     le16 65535 20 0 0 1 2 49 50 1 49 65535 22 1 0 1 2 49 50 2 49 120; } >"$work/lambada.bin"
 expect 0 "LAMBADA: 0/2 = 0.000000 | perplexity " "${data[@]}" "${tiny[@]}" -o "$work/words" \
-    --eval "lambada=$work/lambada.bin,hellaswag=$work/questions.bin"
-grep -qE '"lambada":0,"lambada_perplexity":[0-9.e+]+\}' "$work/words/metrics.jsonl" && grep -q '"hellaswag":0.5}' "$work/words/metrics.jsonl"
+    --evaluate "lambada=$work/lambada.bin,hellaswag=$work/questions.bin"
+grep -qE '"lambada":0,"lambada_perplexity":[0-9.e+]+\}' "$work/words/metrics.jsonl" && grep -q '"hellaswag":0.5,"hellaswag_sum":0.5}' "$work/words/metrics.jsonl"
 verdict $? "two evaluations in metrics.jsonl: $(tail -n 3 "$work/words/metrics.jsonl")"
-expect 65 "lambada.bin: questions of LAMBADA, expected PIQA" "${data[@]}" "${tiny[@]}" --eval "piqa=$work/lambada.bin"
-expect 64 "'winogrande' is no evaluation" "${data[@]}" "${tiny[@]}" --eval hellaswag,winogrande
-expect 64 "hellaswag is asked for twice" "${data[@]}" "${tiny[@]}" --hellaswag 1 --eval hellaswag
+# both sets of ARC, as version 2: "1" is likelier than "x" after "1", but not per character where "x" is said to have a hundred
+for set in "3 easy 1 1" "6 challenge 1 100"; do
+    read -r source name right wrong <<<"$set"
+    { le32 20240522 2 1 56 0 0 "$source" && head -c 996 /dev/zero &&
+        le32 4294967295 56 0 0 2 2 49 50 "$right" 1 49 "$wrong" 1 120; } >"$work/$name.bin"
+done
+for command in "${data[*]} ${tiny[*]} -o $work/arc --tensorboard 1" "evaluate --model $work/words --seq-len 32"; do
+    set -f
+    expect 0 "ARC easy: 1/1 = 1.000000 by loss per character | 1/1 = 1.000000 by sum" $command \
+        --evaluate "arc_easy=$work/easy.bin,hellaswag=$work/questions.bin,lambada=$work/lambada.bin,arc_challenge=$work/challenge.bin"
+    set +f
+    grep -qF "ARC challenge: 0/1 = 0.000000 by loss per character | 1/1 = 1.000000 by sum" "$work/out"
+    verdict $? "the challenge beside it, $command"
+    grep -qF "HellaSwag: 1/2 = 0.500000 by loss per token | 1/2 = 0.500000 by sum" "$work/out" && grep -qF "LAMBADA: 0/2 = 0.000000 | perplexity" "$work/out"
+    verdict $? "four evaluations, $command"
+done
+grep -qF '"arc_challenge":0,"arc_challenge_sum":1}' "$work/arc/metrics.jsonl" && grep -qF '"arc_easy":1,"arc_easy_sum":1}' "$work/arc/metrics.jsonl"
+verdict $? "both sets of ARC in metrics.jsonl: $(tail -n 4 "$work/arc/metrics.jsonl")"
+for tag in arc_easy_sum arc_challenge_sum lambada_perplexity; do
+    grep -qa "$tag" "$work/arc/events.out.tfevents.train_gpt"
+    verdict $? "$tag in the event file"
+done
+grep -qF "scores_by_sum" "$work/arc/report.html" && grep -qF "lambada_perplexity" "$work/arc/report.html"
+verdict $? "panels of evaluations in the report"
+expect 0 "HellaSwag: 1/2 = 0.500000" evaluate --model "$work/words" --seq-len 32 --eval "hellaswag=$work/questions.bin"
+expect 0 "HellaSwag: 1/2 = 0.500000" evaluate --model "$work/words" --seq-len 32 "--eval=hellaswag=$work/questions.bin"
+printf 'eval = "hellaswag=%s"\n' "$work/questions.bin" >"$work/asked.cfg"   # the earlier name
+expect 0 "HellaSwag: 1/2 = 0.500000" --config "$work/asked.cfg" "${data[@]}" "${tiny[@]}"
+expect 65 "easy.bin: questions of ARC easy, expected ARC challenge" "${data[@]}" "${tiny[@]}" --evaluate "arc_challenge=$work/easy.bin"
+expect 65 "lambada.bin: questions of LAMBADA, expected PIQA" "${data[@]}" "${tiny[@]}" --evaluate "piqa=$work/lambada.bin"
+expect 64 "'winogrande' is no evaluation" "${data[@]}" "${tiny[@]}" --evaluate hellaswag,winogrande
+expect 64 "hellaswag is asked for twice" "${data[@]}" "${tiny[@]}" --hellaswag 1 --evaluate hellaswag
 expect 64 "Leave -lg out, and run" -lg 10
 expect 64 "question 0 has 4 tokens, --seq-len is 3" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3
 expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/nan.bin"

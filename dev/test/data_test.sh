@@ -57,7 +57,7 @@ with zipfile.ZipFile('data/arc/raw/arc.zip', 'w') as z:
     for name, n in (('Easy', 2), ('Challenge', 1)):
         line = json.dumps({'question': {'stem': 'q', 'choices': [{'text': t, 'label': l} for t, l in zip('wxyz', 'ABCD')]}, 'answerKey': 'C'})
         z.writestr(f'ARC-V1-Feb2018-2/ARC-{name}/ARC-{name}-Test.jsonl', (line + '\n') * n)"
-    expect 0 "arc_test.bin: 2 questions" data/arc.sh
+    expect 0 "arc_easy_test.bin: 2 questions" data/arc.sh
     grep -q "arc_challenge_test.bin: 1 questions" out
     verdict $? "the challenge too"
 else

@@ -80,7 +80,7 @@ for precision in $precisions; do
     run experts-ep 2 "${experts[@]}" --ep 2 --zero 1 --total-batch 128
     for model in 1-rank qwen3 experts; do
         printed generate "$model" --prompt '100 ' --tokens 100 --temperature 0.2 --seed 5 --stop-at-end 0
-        printed evaluate "$model" --val-data "$work/data/*val*.bin" --val-max-batches 8 --eval "hellaswag=$work/questions.bin"
+        printed evaluate "$model" --val-data "$work/data/*val*.bin" --val-max-batches 8 --evaluate "hellaswag=$work/questions.bin"
     done
 done
 

@@ -37,6 +37,7 @@ rows() {   # HEADINGS (0 or 1) VERB
         split(head, part, " ")
         split(part[1], name, ",")
         names = name[2] == "" ? "`" part[1] "`" : "`" name[2] "`, `" name[1] "`"
+        if (name[1] ~ /^--/ && name[2] != "") names = "`" name[1] "`, `" name[2] "`"
         type = substr(head, length(part[1]) + 2)
         at = index(type, "=")
         value = at && substr(type, at + 1) != "" ? "`" substr(type, at + 1) "`" : ""

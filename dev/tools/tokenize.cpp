@@ -213,7 +213,8 @@ void add_output_options(CLI::App& app, Options& options) {
         ->check(CLI::Range(std::uint64_t{1}, kMaxFileTokens).description(""))
         ->capture_default_str();
     app.add_flag("--dedup", corpus.dedup, "of documents that are equal keep the first");
-    app.add_flag("--uint32", corpus.wide, "Llama-3's format even for a vocabulary that fits 16 bits");
+    app.add_flag("--uint32", corpus.wide,
+                 "words of 32 bits, in shards and questions, even for a vocabulary that fits 16");
     app.add_option("--val-files", options.val_inputs, "files and folders that are validation data, besides the inputs")
         ->expected(1, 1 << 20);
     app.add_option("--val-fraction", corpus.val_fraction, "part of the documents drawn for validation")
@@ -234,10 +235,10 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_option("--min-count", options.train.min_count, "rarer pairs make no token")->capture_default_str();
     Names<QuestionSource> sources;
     for (const NamedSource& known : question_sources) sources.push_back({known.name, known.source});
-    app.add_option(
-           "--questions", options.questions,
-           "hellaswag, mmlu, arc, piqa or lambada: write such questions (JSONL, MMLU also CSV) to --output FILE "
-           "for train_gpt --eval")
+    app.add_option("--questions", options.questions,
+                   text("one of ", names_of_sources(),
+                        ": write such questions (JSONL, MMLU also CSV) to --output FILE for "
+                        "train_gpt --evaluate"))
         ->transform(one_of(sources))
         ->each([&](const std::string&) { options.questions_wanted = true; });
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
@@ -340,6 +341,9 @@ void prepare(const Options& options) {
     });
     line.show(last, true);
     const CorpusManifest& manifest = prepared.manifest;
+    if (!prepared.changed.empty()) {
+        std::cout << "began anew: " << printable(prepared.changed) << " is not as an earlier call has written it\n";
+    }
     if (last.bytes_before > 0) {
         std::cout << "went on after " << static_cast<double>(last.bytes_before) * 1e-6 << " MB of an earlier call\n";
     }
@@ -448,7 +452,7 @@ void write_questions(const Options& options) {
         const auto more = parse_questions(options.questions, read_whole(real_files(), path), path);
         questions.insert(questions.end(), more.begin(), more.end());
     }
-    const std::string content = to_question_file(tokenizer, questions, options.questions);
+    const std::string content = to_question_file(tokenizer, questions, options.questions, options.corpus.wide);
     parse_question_file(content, output, tokenizer.vocab_size());   // what is written can be read
     const fs::path folder = fs::path(output).parent_path();
     if (!folder.empty()) real_files().make_folders(folder.string());

@@ -127,7 +127,7 @@ void check_verb(Verb verb, const Options& o) {
     if (verb != Verb::evaluate) return;
     check_documents(o);
     refuse_if(o.val_data.empty() && asked_evaluations(o).empty(),
-              "train_gpt evaluate without --val-data, --data and --hellaswag or --eval",
+              "train_gpt evaluate without --val-data, --data and --hellaswag or --evaluate",
               "Say what to measure the model on.");
     refuse_if(o.val_max_batches == 0, "--val-max-batches 0: expected -1 or at least 1", kHelp);
     check_layout(o);
@@ -160,9 +160,10 @@ std::string in_lines(const std::string& words) {
 void add_options(CLI::App& app, Verb verb, const OptionTable& table, AllGiven& given) {
     app.set_help_flag("--help", "print this and exit")->group("General");
     for (const OptionRow& row : table.rows()) {
-        const bool has_letter = row.letters.size() == 2 && row.letters != "-h";   // the parser knows no longer ones
+        const bool is_letter = row.letters.size() == 2 && row.letters != "-h";   // the parser knows no two letters
+        const bool has_other = is_letter || row.letters.starts_with("--");
         app.add_option_function<std::string>(
-               has_letter ? row.name + "," + row.letters : row.name,
+               has_other ? row.name + "," + row.letters : row.name,
                [&given, &row](const std::string& value) { given[row.name] = {value}; }, in_lines(row.words))
             ->group(row.group)
             ->default_str(row.group == "General" ? "" : row.spell())

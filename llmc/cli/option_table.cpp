@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "llmc/cli/auto_options.h"
+#include "llmc/data/multiple_choice.h"
 
 template <>
 struct EnumNames<Picture> {
@@ -211,9 +212,10 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
                   : "answer multiple-choice questions")
         .llmc("-h");
     string("--hellaswag-data", o.hellaswag_data, "the questions, in llm.c's format");
-    string("--eval", o.evaluations,
-           "evaluations beside --hellaswag, when it is made: hellaswag, mmlu, arc, piqa, lambada, or several of them "
-           "with commas between, each as NAME or NAME=FILE; data/NAME.sh prepares the file");
+    string("--evaluate,--eval", o.evaluations,
+           text("evaluations beside --hellaswag, when it is made: ", names_of_sources(),
+                ", or several of them with commas between, each as NAME or NAME=FILE; docs/data.md says how to "
+                "prepare the files"));
 
     group_ = "Output";
     taken_by(train, check);

@@ -30,7 +30,7 @@ struct CommandLineOptions {
 
 struct OptionRow {
     std::string name;      // with dashes
-    std::string letters;   // one letter, or llm.c's two: "-l", "-nk"; empty: none
+    std::string letters;   // another name: one letter, llm.c's two, or a long one: "-l", "-nk", "--eval"; empty: none
     std::string type, group, words;
     std::function<std::string()> spell{};                   // returns the value as files and --help have it
     std::function<bool(const std::string& value)> read{};   // false: the value is invalid
@@ -67,7 +67,7 @@ private:
         is_taken_ = ((verbs == verb_) || ...) ||
                     ((verb_ == Verb::data || verb_ == Verb::plan) && ((verbs == Verb::check) || ...));
     }
-    // Adds a row, as all below do. `names`: the long name, and one letter.
+    // Adds a row, as all below do. `names`: the long name, and another one (OptionRow::letters).
     OptionRow& row(const std::string& names, const std::string& type, const std::string& words);
     // Adds an option that this program accepts only with the value `only`; `instead` says what serves it better.
     OptionRow& elsewhere(const std::string& name, const std::string& only, const std::string& words,

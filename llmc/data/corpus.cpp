@@ -82,6 +82,8 @@ private:
     std::string value_;
 };
 
+std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
+
 // Sends tokens to the validation or the training shards.
 class Splits {
 public:
@@ -138,8 +140,8 @@ public:
         state.duplicates = duplicates_;
         state.skipped = skipped_;
         state.seen = seen_.size();
-        state.train.open_tokens = train_.save_point();
-        state.val.open_tokens = val_.save_point();
+        state.train.open = train_.save_point();
+        state.val.open = val_.save_point();
         state.train.shards = train_.shards();
         state.val.shards = val_.shards();
         state.input = input;
@@ -147,18 +149,20 @@ public:
         state.files = {files_.begin(), files_.begin() + static_cast<std::ptrdiff_t>(begun)};
         return state;
     }
-    // False, with nothing changed, where that is not there any more.
-    bool resume(const CorpusState& state) {
+    // Goes on from a state. Returns the path of a file that is not there as it was, and this must not be used then;
+    // empty: it goes on.
+    std::string resume(const CorpusState& state) {
         const std::size_t digits = 32;
         std::string hashes;
         if (state.seen > 0) {
-            if (!real_files().exists(seen_path_)) return false;
+            if (!real_files().exists(seen_path_)) return seen_path_;
             hashes = read_whole(real_files(), seen_path_);
-            if (hashes.size() < state.seen * digits) return false;
+            if (hashes.size() < state.seen * digits) return seen_path_;
         }
-        if (state.files.empty() || state.files.size() > files_.size()) return false;
-        if (!train_.resume(state.train.shards, state.train.open_tokens)) return false;
-        if (!val_.resume(state.val.shards, state.val.open_tokens)) return false;
+        if (state.files.empty() || state.files.size() > files_.size()) return unfinished_file(options_);
+        for (const auto& [writer, split] : {std::pair(&train_, &state.train), std::pair(&val_, &state.val)}) {
+            if (std::string changed = writer->resume(split->shards, split->open); !changed.empty()) return changed;
+        }
         if (state.seen > 0) write_whole(real_files(), seen_path_, hashes.substr(0, state.seen * digits));
         has_seen_file_ = state.seen > 0;
         for (std::uint64_t i = 0; i < state.seen; i++) seen_.insert(hashes.substr(i * digits, digits));
@@ -167,7 +171,7 @@ public:
         skipped_ = state.skipped;
         std::ranges::copy(state.files, files_.begin());
         file_ = state.files.size() - 1;
-        return true;
+        return "";
     }
 
 private:
@@ -241,8 +245,6 @@ std::optional<std::string_view> prefix_of_shard(std::string_view file) {
     }
     return std::nullopt;
 }
-
-std::string unfinished_file(const CorpusOptions& options) { return options.output + "/" + unfinished_file_name; }
 
 // Returns a hash of everything that the shards follow from: the tokenizer's tokens and rules, options, and name, size
 // and time of every input.
@@ -388,7 +390,9 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     splits.emplace(options, format);
     const std::uint64_t asked = hash_of_task(tokenizer, options);
     const std::optional<CorpusState> earlier = earlier_state(options, asked);
-    if (earlier && splits->resume(*earlier)) {
+    PreparedCorpus prepared;
+    if (earlier) prepared.changed = splits->resume(*earlier);
+    if (earlier && prepared.changed.empty()) {
         reader.seek(earlier->input);
     } else {
         splits.reset();   // removes the shards that it may have opened
@@ -418,7 +422,6 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     };
     InOrder<Work>(options.threads).run(take, encode, write);
 
-    PreparedCorpus prepared;
     CorpusManifest& manifest = prepared.manifest;
     manifest.shards = splits->finish();
     manifest.tokenizer_name = tokenizer.name();

@@ -42,10 +42,12 @@ struct PreparedCorpus {
     CorpusManifest manifest;
     std::vector<SourceCount> files;   // counts of each input
     SkippedLines skipped;             // with InputOptions::skip_bad_lines
+    std::string changed;              // a file of an earlier call that is not as it was, so that this one began anew
 };
 
 // Goes on where an earlier call of the same options, inputs and tokenizer was cut (corpus_state.h): what is then there
-// is what it would have made, to the byte. Throws Error io or bad_data with the file and offset: the first in the order
-// of the input, whatever the threads did. `report` is called often, by one thread at a time; it decides what to show.
+// is what it would have made, to the byte: shards that were finished are read, and if one has changed, all are made
+// anew. Throws Error io or bad_data with the file and offset: the first in the order of the input, whatever the threads
+// did. `report` is called often, by one thread at a time; it decides what to show.
 PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report);

@@ -143,6 +143,59 @@ TEST_CASE("tokenizer_corpus: what was cut is begun anew where options or an inpu
     }
 }
 
+TEST_CASE("tokenizer_corpus: a changed byte of a shard, finished or not, is found when a cut call goes on") {
+    TemporaryFolder folder;
+    std::string content;
+    for (int line = 0; line < 300'000; line++) content += text("line ", line, " of a text\n");
+    write_file(folder / "a.txt", content);
+    CorpusOptions options;
+    options.input.files = {folder / "a.txt"};
+    options.input.separator = "\n";
+    options.val_fraction = 0.2;
+    options.shard_tokens = 400'000;
+    options.save_seconds = 0;
+    options.output = folder / "whole";
+    prepare(options);
+    const auto whole = files_in(options.output);
+    options.output = folder / "out";
+    struct Change {
+        const char* shard;      // the first file whose name has this
+        std::ptrdiff_t place;   // of the byte; negative: from the end
+    };
+    const Change changes[] = {{"train_000000.bin", 1024},    {"train_000000.bin", 500'001},
+                              {"train_000000.bin", -1},      {"train_000000.bin", 8},
+                              {"train_000001.bin", 0},       {"train_000001.bin", 1023},
+                              {"val_000000.bin", 2000},      {"val_000000.bin", 12},
+                              {"val_000002.bin.part", 1100}, {"", 0}};
+    for (const Change& change : changes) {
+        const bool is_changed = change.shard[0] != '\0';
+        CAPTURE(change.shard);
+        CAPTURE(change.place);
+        REQUIRE(is_cut(options, 5));
+        std::string path;
+        for (const std::string& name : real_files().list(options.output)) {
+            if (is_changed && path.empty() && name.find(change.shard) != name.npos) path = options.output + "/" + name;
+        }
+        REQUIRE(path.empty() != is_changed);
+        if (is_changed) {
+            std::string bytes = read_whole(real_files(), path);
+            const std::size_t at = static_cast<std::size_t>(change.place) + (change.place < 0 ? bytes.size() : 0);
+            bytes.at(at) = static_cast<char>(bytes[at] ^ 4);
+            write_file(path, bytes);
+        }
+        std::uint64_t before = 0;
+        const PreparedCorpus made =
+            prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress& p) { before = p.bytes_before; });
+        CHECK(made.changed == path);
+        CHECK((before > 0) != is_changed);
+        const auto files = files_in(options.output);
+        CHECK(files.size() == whole.size());
+        for (const auto& file : whole)
+            CHECK_MESSAGE((files.contains(file.first) && files.at(file.first) == file.second), file.first);
+        std::filesystem::remove_all(options.output);
+    }
+}
+
 TEST_CASE("tokenizer_corpus: what was cut is begun anew where the same tokens come from text in another way") {
     TemporaryFolder folder;
     std::string content;

@@ -19,7 +19,9 @@ Json to_json(const SplitState& split) {
                                     {"tokens", shard.tokens},
                                     {"hash", hash_to_text(shard.hash)}}));
     }
-    return Json::object({{"shards", std::move(shards)}, {"open_tokens", split.open_tokens}});
+    return Json::object({{"shards", std::move(shards)},
+                         {"open_tokens", split.open.count},
+                         {"open_hash", hash_to_text(split.open.hash)}});
 }
 
 std::uint64_t whole(const Json& json, const char* key) { return json.at(key).as_whole(UINT64_MAX); }
@@ -30,12 +32,12 @@ SplitState split_from(const Json& json) {
         split.shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(), whole(shard, "tokens"),
                                 hash_from_text(shard.at("hash").as_text())});
     }
-    split.open_tokens = whole(json, "open_tokens");
+    split.open = {whole(json, "open_tokens"), hash_from_text(json.at("open_hash").as_text())};
     return split;
 }
 
 CorpusState state_from(const Json& json) {
-    if (json.at("format").as_text() != kFormat || whole(json, "version") != 1) throw JsonError("another format");
+    if (json.at("format").as_text() != kFormat || whole(json, "version") != 2) throw JsonError("another format");
     CorpusState state;
     if (const Json* name = json.find("name"); name != nullptr && !name->is_null()) state.name = name->as_text();
     state.asked = hash_from_text(json.at("asked").as_text());
@@ -64,7 +66,7 @@ std::string to_text(const CorpusState& s) {
     if (s.name) name = *s.name;
     for (const SourceCount& file : s.files) files.append(Json::array({file.documents, file.tokens, file.bytes}));
     return to_text(Json::object({{"format", kFormat},
-                                 {"version", 1},
+                                 {"version", 2},
                                  {"name", std::move(name)},
                                  {"asked", hash_to_text(s.asked)},
                                  {"input", Json::object({{"file", s.input.file},

@@ -1,10 +1,10 @@
 // How far the preparation of a corpus has come: tokenize.unfinished in its folder, from which a call that was cut goes
 // on. Written whole every few seconds, after what it tells of is on the disk.
 //
-//   {"format":"unfinished shards","version":1,"name":"web","asked":"0123456789abcdef",
+//   {"format":"unfinished shards","version":2,"name":"web","asked":"0123456789abcdef",
 //    "input":{"file":3,"offset":1048576,"line":1,"in_document":true,"documents":70,"bytes":9000000},
 //    "validation":false,"duplicates":2,"seen":68,"skipped":[1,"a.jsonl: line 3, ..."],
-//    "train":{"shards":[as in manifest.json],"open_tokens":12345},"val":{...},
+//    "train":{"shards":[as in manifest.json],"open_tokens":12345,"open_hash":"0123456789abcdef"},"val":{...},
 //    "files":[[documents,tokens,bytes],...]}
 // "name": CorpusOptions::name; until the first state is saved, and of input from which no call can go on, nothing else
 // is told. "asked": a hash of the options, the tokenizer, and of every input its name, size and time. "seen": with
@@ -28,7 +28,7 @@ struct SourceCount {
 
 struct SplitState {
     std::vector<ShardInfo> shards;
-    std::uint64_t open_tokens = 0;   // tokens of the shard that is being written
+    ShardWriter::OpenTokens open;   // the tokens of the shard that is being written
 };
 
 struct CorpusState {

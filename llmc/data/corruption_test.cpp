@@ -292,30 +292,40 @@ std::string read_llmc_tokenizer(const std::string& folder) {
     return out;
 }
 
-std::string read_questions(const std::string& folder) {
-    const auto questions = ::read_questions(real_files(), folder + "/questions.bin", 257);
-    std::string out, bytes = whole(folder, "questions.bin");
-    std::vector<std::uint16_t> words;
+// Written again, the questions and the longest question's bytes must be the same.
+template <class Word>
+std::string written_again(const std::vector<Question>& questions, const std::string& bytes) {
+    std::string out;
+    std::vector<Word> words;
     std::size_t longest = 0;
     auto add = [&](const std::vector<std::int32_t>& ids) {
-        words.push_back(static_cast<std::uint16_t>(ids.size()));
-        for (std::int32_t id : ids) words.push_back(static_cast<std::uint16_t>(id));
+        words.push_back(static_cast<Word>(ids.size()));
+        for (std::int32_t id : ids) words.push_back(static_cast<Word>(id));
     };
     for (const Question& question : questions) {
         const std::size_t begin = words.size();
-        words.insert(words.end(),
-                     {65535, 0, static_cast<std::uint16_t>(out.size()), static_cast<std::uint16_t>(question.label),
-                      static_cast<std::uint16_t>(question.completions.size())});
+        words.insert(words.end(), {std::numeric_limits<Word>::max(), 0, static_cast<Word>(out.size()),
+                                   static_cast<Word>(question.label), static_cast<Word>(question.completions.size())});
         out += '.';
         add(question.context);
-        for (const auto& completion : question.completions) add(completion);
-        words[begin + 1] = static_cast<std::uint16_t>(2 * (words.size() - begin));
-        longest = std::max(longest, 2 * (words.size() - begin));
+        for (std::size_t c = 0; c < question.completions.size(); c++) {
+            if (sizeof(Word) == 4) words.push_back(static_cast<Word>(question.characters.at(c)));
+            add(question.completions[c]);
+        }
+        words[begin + 1] = static_cast<Word>(sizeof(Word) * (words.size() - begin));
+        longest = std::max(longest, sizeof(Word) * (words.size() - begin));
     }
     append_raw(out, words);
     must_hold(std::memcmp(bytes.data() + 12, &longest, 4) == 0, "another longest question");
     must_hold(bytes.substr(1024) == out.substr(questions.size()), "other questions");
     return out;
+}
+
+std::string read_questions(const std::string& folder) {
+    const auto questions = ::read_questions(real_files(), folder + "/questions.bin", 257);
+    const std::string bytes = whole(folder, "questions.bin");
+    return bytes[4] == 1 ? written_again<std::uint16_t>(questions, bytes)
+                         : written_again<std::uint32_t>(questions, bytes);
 }
 
 template <QuestionSource source>
@@ -360,7 +370,14 @@ std::vector<Subject> subjects() {
          [](const std::string& folder) { return read_tokenizer(folder + "/ranks.tiktoken"); },
          false},
         {"tokenizer.bin", {{"tokenizer.bin", to_llmc_tokenizer(data)}}, read_llmc_tokenizer, false},
-        {"questions", {{"questions.bin", to_question_file(Tokenizer::bytes(), questions)}}, read_questions, false},
+        {"questions, 16 bits",
+         {{"questions.bin", to_question_file(Tokenizer::bytes(), questions)}},
+         read_questions,
+         false},
+        {"questions, 32 bits",
+         {{"questions.bin", to_question_file(Tokenizer::bytes(), questions, QuestionSource::hellaswag, true)}},
+         read_questions,
+         false},
         {"HellaSwag",
          {{"h.jsonl", hellaswag}},
          [](const std::string& folder) { return read_published<QuestionSource::hellaswag>(folder, "h.jsonl"); },

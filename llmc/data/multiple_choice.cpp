@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -14,9 +15,8 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 
 namespace {
 
-constexpr std::int32_t magic = question_file_magic, version = question_file_version;
+constexpr std::int32_t magic = question_file_magic;
 constexpr std::size_t header_bytes = 1024;
-constexpr std::uint16_t start_mark = 65535;
 
 // Walks over the words of a file, and knows its place for messages.
 class Words {
@@ -37,25 +37,37 @@ public:
     std::size_t position() const { return at_; }
     bool at_end() const { return at_ == content_.size(); }
 
-    std::uint16_t next(const char* what) {
-        if (content_.size() - at_ < 2) bad(at_, text("the file ends where ", what, " should be"));
-        std::uint16_t word;
-        std::memcpy(&word, content_.data() + at_, 2);
-        at_ += 2;
+    std::size_t word_bytes() const { return bytes_per_word(format()); }
+    QuestionFormat format() const { return static_cast<QuestionFormat>(header(1)); }
+
+    std::uint32_t next(const char* what) {
+        if (content_.size() - at_ < word_bytes()) bad(at_, text("the file ends where ", what, " should be"));
+        std::uint32_t word = 0;
+        std::memcpy(&word, content_.data() + at_, word_bytes());
+        at_ += word_bytes();
         return word;
     }
 
     std::vector<std::int32_t> tokens(const char* what) {
-        const std::uint16_t count = next(what);
-        if (count == 0) bad(at_ - 2, text(what, " has no tokens"));
+        const std::uint32_t count = next(what);
+        if (count == 0) bad(at_ - word_bytes(), text(what, " has no tokens"));
         std::vector<std::int32_t> result;
-        for (int i = 0; i < count; i++) {
-            result.push_back(next(what));
-            if (result.back() >= vocab_size_) {
-                bad(at_ - 2, text("token id ", result.back(), ", expected 0 to ", vocab_size_ - 1));
+        for (std::uint32_t i = 0; i < count; i++) {
+            const std::uint32_t id = next(what);
+            if (id >= vocab_size_) {
+                bad(at_ - word_bytes(), text("token id ", id, ", expected 0 to ", vocab_size_ - 1));
             }
+            result.push_back(static_cast<std::int32_t>(id));
         }
         return result;
+    }
+
+    std::int32_t characters() {
+        const std::uint32_t count = next("a completion's characters");
+        if (count < 1 || count > INT32_MAX) {
+            bad(at_ - word_bytes(), text("a completion of ", count, " characters, expected 1 to ", INT32_MAX));
+        }
+        return static_cast<std::int32_t>(count);
     }
 
     [[noreturn]] void bad(std::size_t byte, const std::string& what) const {
@@ -70,24 +82,25 @@ private:
     std::size_t at_ = header_bytes;
 };
 
-Question read_question(Words& words, int index, int fewest) {
-    const std::size_t begin = words.position();
-    if (words.next("a question") != start_mark)
-        words.bad(begin, text("question ", index, " does not begin with 65535"));
+Question read_question(Words& words, int index, std::uint32_t fewest) {
+    const std::size_t begin = words.position(), word = words.word_bytes();
+    const std::uint32_t mark = question_mark(words.format());
+    if (words.next("a question") != mark) words.bad(begin, text("question ", index, " does not begin with ", mark));
     const std::size_t bytes = words.next("a question's size");
-    const int found = words.next("a question's index");
-    if (found != index) words.bad(begin + 4, text("index ", found, ", expected ", index));
+    const std::uint32_t found = words.next("a question's index");
+    if (!std::cmp_equal(found, index)) words.bad(begin + 2 * word, text("index ", found, ", expected ", index));
 
-    Question question;
-    question.label = words.next("a label");
-    const int completions = words.next("a number of completions");
-    if (completions < fewest || question.label >= completions) {
-        words.bad(begin + 6, text("label ", question.label, " of ", completions, " completions"));
+    const std::uint32_t label = words.next("a label"), completions = words.next("a number of completions");
+    if (completions < fewest || label >= completions) {
+        words.bad(begin + 3 * word, text("label ", label, " of ", completions, " completions"));
     }
-    question.context = words.tokens("the context");
-    for (int i = 0; i < completions; i++) question.completions.push_back(words.tokens("a completion"));
+    Question question{static_cast<int>(label), words.tokens("the context"), {}};
+    for (std::uint32_t i = 0; i < completions; i++) {
+        if (words.format() == QuestionFormat::uint32_words) question.characters.push_back(words.characters());
+        question.completions.push_back(words.tokens("a completion"));
+    }
     if (words.position() - begin != bytes) {
-        words.bad(begin + 2,
+        words.bad(begin + word,
                   text("question ", index, " says it has ", bytes, " bytes, found ", words.position() - begin));
     }
     return question;
@@ -101,8 +114,19 @@ std::size_t Question::longest() const {
     return context.size() + most;
 }
 
+double Question::length_of(std::size_t completion) const {
+    return static_cast<double>(characters.empty() ? completions[completion].size()
+                                                  : static_cast<std::size_t>(characters[completion]));
+}
+
 std::vector<Question> read_questions(const FileSystem& files, const std::string& path, std::int64_t vocab_size) {
     return parse_question_file(read_whole(files, path), path, vocab_size);
+}
+
+std::string names_of_sources() {
+    std::string names;
+    for (const NamedSource& known : question_sources) names += text(names.empty() ? "" : ", ", known.name);
+    return names;
 }
 
 const NamedSource& source_of_questions(std::string_view content, const std::string& name) {
@@ -117,13 +141,15 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
                                           std::optional<std::uint64_t> tokenizer_hash) {
     Words words(content, name, vocab_size);
     if (words.header(0) != magic) words.bad(0, text("magic number ", words.header(0), ", expected ", magic));
-    if (words.header(1) != version) words.bad(4, text("version ", words.header(1), ", expected ", version));
+    if (words.header(1) != 1 && words.header(1) != 2) {
+        words.bad(4, text("version ", words.header(1), ", expected 1 or 2"));
+    }
     const std::uint64_t made_with = words.tokenizer_hash();
     if (tokenizer_hash && made_with != 0 && made_with != *tokenizer_hash) {
         words.bad(16, text("made with a tokenizer of hash ", hash_to_text(made_with), ", the model's has ",
                            hash_to_text(*tokenizer_hash)));
     }
-    constexpr int last = static_cast<int>(QuestionSource::lambada);
+    constexpr int last = static_cast<int>(std::size(question_sources));   // 0: not said
     if (words.header(6) < 0 || words.header(6) > last)
         words.bad(24, text("source ", words.header(6), ", expected 0 to ", last));
     const int count = words.header(2);
@@ -132,7 +158,8 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
     std::size_t longest = 0;
     for (int i = 0; i < count; i++) {
         const std::size_t begin = words.position();
-        questions.push_back(read_question(words, i, words.header(6) == last ? 1 : 2));
+        questions.push_back(
+            read_question(words, i, words.header(6) == static_cast<int>(QuestionSource::lambada) ? 1 : 2));
         longest = std::max(longest, words.position() - begin);
     }
     if (!std::cmp_equal(words.header(3), longest)) {

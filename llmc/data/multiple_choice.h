@@ -1,13 +1,17 @@
 // Reads questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last
 // word.
 //
-//   byte 0      256 little-endian int32: [0] magic 20240522, [1] version 1, [2] number of questions,
+//   byte 0      256 little-endian int32: [0] magic 20240522, [1] version, [2] number of questions,
 //               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
 //               (tokenizer.h), its lower half first, [6] QuestionSource; rest unused
-//   byte 1024   per question, all uint16:  65535, bytes of the question (these first words included), its index,
-//               index of the right completion, number of completions,
+//   byte 1024   per question, all words of the version:  the mark, bytes of the question (these first words included),
+//               its index, index of the right completion, number of completions,
 //               number of context tokens, the tokens,
-//               and per completion: number of tokens, the tokens
+//               and per completion: characters of its text (version 2 only), number of tokens, the tokens
+//
+//   version 1   llm.c's: words are uint16, the mark is 65535
+//   version 2   words are uint32, the mark is 4294967295; written for more than 65,535 ids. The characters are those of
+//               the published answer, at least 1: code points, without the blank that precedes it in the completion
 //
 // Everything is checked when the file is read; what is wrong is Error(bad_data) with file and byte.
 #pragma once
@@ -21,10 +25,18 @@
 
 #include "llmc/io/file.h"
 
-inline constexpr std::int32_t question_file_magic = 20240522, question_file_version = 1;
+inline constexpr std::int32_t question_file_magic = 20240522;
+
+enum class QuestionFormat : std::int32_t { uint16_words = 1, uint32_words };   // version of the file
+inline constexpr std::int64_t most_ids_of_uint16_words = 65535;
+constexpr std::size_t bytes_per_word(QuestionFormat format) { return format == QuestionFormat::uint16_words ? 2 : 4; }
+// Returns the first word of a question, the largest there is.
+constexpr std::uint32_t question_mark(QuestionFormat format) {
+    return format == QuestionFormat::uint16_words ? 65535 : 4294967295;
+}
 
 // Publisher of the questions, as a number in the file's header, where 0 means that it is not said.
-enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc, piqa, lambada };
+enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc_easy, piqa, lambada, arc_challenge };
 
 struct NamedSource {
     QuestionSource source;
@@ -34,18 +46,22 @@ struct NamedSource {
 inline constexpr NamedSource question_sources[] = {
     {QuestionSource::hellaswag, "hellaswag", "HellaSwag", "data/hellaswag/hellaswag_val.bin"},
     {QuestionSource::mmlu, "mmlu", "MMLU", "data/mmlu/mmlu_test.bin"},
-    {QuestionSource::arc, "arc", "ARC", "data/arc/arc_test.bin"},
+    {QuestionSource::arc_easy, "arc_easy", "ARC easy", "data/arc/arc_easy_test.bin"},
+    {QuestionSource::arc_challenge, "arc_challenge", "ARC challenge", "data/arc/arc_challenge_test.bin"},
     {QuestionSource::piqa, "piqa", "PIQA", "data/piqa/piqa_val.bin"},
     {QuestionSource::lambada, "lambada", "LAMBADA", "data/lambada/lambada_test.bin"},
 };
 inline constexpr const NamedSource& hellaswag_source = question_sources[0];   // llm.c's
+std::string names_of_sources();                                               // "hellaswag, mmlu, ..."
 
 struct Question {
     int label = 0;   // index of the right completion
     std::vector<std::int32_t> context;
     std::vector<std::vector<std::int32_t>> completions;
+    std::vector<std::int32_t> characters = {};   // per completion, of its text; empty: the file does not say
 
-    std::size_t longest() const;   // tokens of context and longest completion
+    std::size_t longest() const;                      // tokens of context and longest completion
+    double length_of(std::size_t completion) const;   // characters; tokens where the file does not say them
 };
 
 // Parses a file's whole `content`; `name` is what messages call it. Error(bad_data) too where the file says that it was

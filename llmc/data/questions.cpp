@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
@@ -24,7 +25,7 @@ QuestionText mmlu_question(const std::string& question, const std::vector<std::s
 // ---------------------------------------------------------------------------------------------------------------------
 // JSONL
 
-constexpr std::uint64_t largest_label = 65535;   // limit of the file that is made from it
+constexpr std::uint64_t largest_label = 65535;   // more than a question has completions
 
 QuestionText harness_question(const std::string& question) {
     return {text("Question: ", question, "\nAnswer:"), {}, 0};
@@ -73,7 +74,7 @@ QuestionText lambada_question(const Json& json) {
 }
 
 QuestionText from_json(QuestionSource source, const Json& json) {
-    if (source == QuestionSource::arc) return arc_question(json);
+    if (source == QuestionSource::arc_easy || source == QuestionSource::arc_challenge) return arc_question(json);
     if (source == QuestionSource::piqa) return piqa_question(json);
     if (source == QuestionSource::lambada) return lambada_question(json);
     if (source == QuestionSource::mmlu) {
@@ -185,15 +186,11 @@ std::vector<QuestionText> parse_mmlu_csv(std::string_view content, const std::st
 
 class WordWriter {
 public:
-    explicit WordWriter(const Tokenizer& tokenizer) : encoder_(tokenizer) {}
+    WordWriter(const Tokenizer& tokenizer, QuestionFormat format) : encoder_(tokenizer), format_(format) {}
 
     void word(std::size_t value, const char* what) {
-        if (value > 65535) {
-            throw Error(ErrorKind::bad_data,
-                        text(place_, "question ", index_, ": ", what, " of ", value, ", at most 65535"),
-                        "Leave this question out.");
-        }
-        words_.push_back(static_cast<std::uint16_t>(value));
+        if (value > most_) refuse(text(what, " of ", value, ", at most ", most_));
+        words_.push_back(static_cast<std::uint32_t>(value));
     }
     void tokens(const std::string& content, const char* what) {
         ids_.clear();
@@ -205,40 +202,58 @@ public:
     void question(const QuestionText& q) {
         place_ = q.place;
         const std::size_t begin = words_.size();
-        for (std::size_t value : {std::size_t{65535}, std::size_t{0}})
-            words_.push_back(static_cast<std::uint16_t>(value));
+        word(most_, "the mark");
+        word(0, "the bytes, which follow");
         word(index_, "an index");
         word(q.label, "a label");
         word(q.completions.size(), "a number of completions");
         tokens(q.context, "the context");
-        for (const std::string& completion : q.completions) tokens(completion, "a completion");
-        const std::size_t bytes = 2 * (words_.size() - begin);
-        if (bytes > 65535) {
-            throw Error(ErrorKind::bad_data,
-                        text(place_, "question ", index_, " takes ", bytes, " bytes, the format holds 65535"),
-                        "Leave this question out.");
+        for (const std::string& completion : q.completions) {
+            if (format_ == QuestionFormat::uint32_words) word(characters_of_answer(completion), "a completion");
+            tokens(completion, "a completion");
         }
-        words_[begin + 1] = static_cast<std::uint16_t>(bytes);
+        const std::size_t bytes = bytes_per_word(format_) * (words_.size() - begin);
+        const std::size_t most_bytes = std::min<std::size_t>(most_, INT32_MAX);   // the header counts in int32
+        if (bytes > most_bytes) refuse(text("takes ", bytes, " bytes, the format holds ", most_bytes));
+        words_[begin + 1] = static_cast<std::uint32_t>(bytes);
         longest_ = std::max(longest_, bytes);
         index_++;
     }
     std::string file(std::uint64_t tokenizer_hash, QuestionSource source) const {
         std::array<std::int32_t, 256> header{question_file_magic,
-                                             question_file_version,
+                                             static_cast<std::int32_t>(format_),
                                              static_cast<std::int32_t>(index_),
                                              static_cast<std::int32_t>(longest_),
                                              static_cast<std::int32_t>(tokenizer_hash),
                                              static_cast<std::int32_t>(tokenizer_hash >> 32),
                                              static_cast<std::int32_t>(source)};
-        std::string content(sizeof header + 2 * words_.size(), '\0');
+        std::string content(sizeof header, '\0');
         std::memcpy(content.data(), header.data(), sizeof header);
-        std::memcpy(content.data() + sizeof header, words_.data(), 2 * words_.size());
+        for (const std::uint32_t word : words_) {   // little-endian: a short word is the first bytes of a long one
+            content.append(reinterpret_cast<const char*>(&word), bytes_per_word(format_));
+        }
         return content;
     }
 
 private:
+    // Returns the characters of the published answer, which a blank precedes in the completion.
+    static std::size_t characters_of_answer(std::string_view completion) {
+        if (completion.starts_with(' ')) completion.remove_prefix(1);
+        const auto begins_character = [](char byte) { return (byte & 0xc0) != 0x80; };
+        return std::max<std::size_t>(1, static_cast<std::size_t>(std::ranges::count_if(completion, begins_character)));
+    }
+
+    [[noreturn]] void refuse(const std::string& what) const {
+        const bool is_narrow = format_ == QuestionFormat::uint16_words;
+        throw Error(ErrorKind::bad_data, text(place_, "question ", index_, ": ", what),
+                    is_narrow ? "Leave this question out, or write words of 32 bits, with --uint32."
+                              : "Leave this question out.");
+    }
+
     Encoder encoder_;
-    std::vector<std::uint16_t> words_;
+    QuestionFormat format_;
+    std::size_t most_ = question_mark(format_);
+    std::vector<std::uint32_t> words_;
     std::vector<std::uint32_t> ids_;
     std::string place_;
     std::size_t index_ = 0, longest_ = 0;
@@ -254,13 +269,14 @@ std::vector<QuestionText> parse_questions(QuestionSource source, std::string_vie
     return questions;
 }
 
+QuestionFormat question_format_for(const Tokenizer& tokenizer, bool wide) {
+    const bool fits = std::cmp_less_equal(tokenizer.vocab_size(), most_ids_of_uint16_words);
+    return fits && !wide ? QuestionFormat::uint16_words : QuestionFormat::uint32_words;
+}
+
 std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
-                             QuestionSource source) {
-    if (tokenizer.vocab_size() > 65535) {
-        throw Error(ErrorKind::usage, text("tokenizer ", tokenizer.name(), " has ", tokenizer.vocab_size(),
-                                           " ids, the format of multiple-choice questions holds ids below 65535"));
-    }
-    WordWriter writer(tokenizer);
+                             QuestionSource source, bool wide) {
+    WordWriter writer(tokenizer, question_format_for(tokenizer, wide));
     for (const QuestionText& question : questions) writer.question(question);
     return writer.file(tokenizer.hash(), source);
 }

@@ -35,6 +35,9 @@ struct QuestionText {
 // Parses published questions. A `name` that ends in .csv is CSV, anything else JSONL; messages have it too.
 std::vector<QuestionText> parse_questions(QuestionSource source, std::string_view content, const std::string& name);
 
-// Returns the bytes of the question file, all checked to fit its uint16 words.
+// Returns the format of a question file for a tokenizer: llm.c's while it holds the ids, unless `wide`.
+QuestionFormat question_format_for(const Tokenizer& tokenizer, bool wide = false);
+
+// Returns the bytes of the question file, all checked to fit its words.
 std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
-                             QuestionSource source = QuestionSource::hellaswag);
+                             QuestionSource source = QuestionSource::hellaswag, bool wide = false);

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/data/multiple_choice.h"
+#include "llmc/data/wide_tokenizer_testing.h"
 
 namespace {
 
@@ -58,7 +59,7 @@ TEST_CASE("questions: MMLU, CSV and JSONL alike") {
 
 TEST_CASE("questions: ARC in both its forms, PIQA, and LAMBADA's last word") {
     const auto arc = parse_questions(
-        QuestionSource::arc,
+        QuestionSource::arc_easy,
         R"({"id": "x", "question": {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "no", "label": "B"}]}, "answerKey": "B"})"
         "\n"
         R"({"question": "How?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "1"})",
@@ -108,7 +109,7 @@ TEST_CASE("questions: what is wrong, and where") {
     says(hellaswag, std::string(100'000, '[').c_str(), "h.jsonl", "h.jsonl: offset 257: not JSON");
     says(hellaswag, "", "h.jsonl", "no question");
     says(
-        QuestionSource::arc,
+        QuestionSource::arc_easy,
         R"({"question": {"stem": "q", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]}, "answerKey": "C"})",
         "a.jsonl", "number 2 of 2");
     says(QuestionSource::piqa, R"({"goal": "q", "sol1": "a", "sol2": "b"})", "p.jsonl",
@@ -125,4 +126,34 @@ TEST_CASE("questions: what is wrong, and where") {
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{"", {" a", " b"}, 0}}), Error);
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(70000, 'x'), {" a", " b"}, 0}}), Error);
     CHECK_THROWS_AS(to_question_file(Tokenizer::bytes(), {{std::string(40000, 'x'), {" a", " b"}, 0}}), Error);
+}
+
+TEST_CASE("questions: a vocabulary of more than 65,535 ids makes a file of 32-bit words") {
+    const auto version_of = [](const std::string& file) {
+        std::int32_t version = 0;
+        std::memcpy(&version, file.data() + 4, 4);
+        return version;
+    };
+    const auto piqa = parse_questions(
+        QuestionSource::piqa, R"({"goal": "<0>", "sol1": "<1>d\u00e4\u20ac", "sol2": "", "label": 0})", "p.jsonl");
+    for (const std::uint32_t ids : {300u, 65535u, 65536u, wide_vocab_size}) {
+        const Tokenizer tokenizer = wide_tokenizer(2, ids);
+        const std::string file = to_question_file(tokenizer, piqa, QuestionSource::piqa);
+        CAPTURE(ids);
+        CHECK(version_of(file) == (ids <= 65535 ? 1 : 2));
+        const auto read = parse_question_file(file, "p.bin", ids, tokenizer.hash());
+        CHECK(read.at(0).context.at(10) == static_cast<std::int32_t>(ids) - 1);
+        CHECK(read[0].completions[0].at(1) == static_cast<std::int32_t>(ids) - 2);
+        CHECK(read[0].characters == (ids <= 65535 ? std::vector<std::int32_t>{} : std::vector<std::int32_t>{6, 1}));
+        CHECK(source_of_questions(file, "p.bin").source == QuestionSource::piqa);
+        CHECK_THROWS_WITH_AS(parse_question_file(file, "p.bin", ids - 1), doctest::Contains("p.bin: byte "), Error);
+        CHECK_THROWS_WITH_AS(parse_question_file(file, "p.bin", ids, tokenizer.hash() ^ 1),
+                             doctest::Contains("byte 16: made with a tokenizer"), Error);
+    }
+    const auto long_one =
+        parse_questions(QuestionSource::mmlu, "q,1," + std::string(70'000, '2') + ",3,4,A\n", "m.csv");
+    CHECK_THROWS_WITH_AS(to_question_file(Tokenizer::bytes(), long_one), doctest::Contains("at most 65535"), Error);
+    const std::string wide = to_question_file(Tokenizer::bytes(), long_one, QuestionSource::mmlu, true);
+    CHECK(version_of(wide) == 2);
+    CHECK(parse_question_file(wide, "m.bin", 257).at(0).completions.at(1).size() == 70'001);
 }

@@ -4,12 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 
 namespace fs = std::filesystem;
@@ -33,6 +37,22 @@ void write_all(int file, const void* data, std::size_t bytes, const std::string&
         at += written;
         bytes -= static_cast<std::size_t>(written);
     }
+}
+
+// Returns the hash of the first `bytes` behind the header; none where the file has fewer, or more though it is `whole`.
+std::optional<Hash64> hash_of_first(const std::string& path, std::uint64_t bytes, bool whole) {
+    if (!real_files().exists(path)) return std::nullopt;
+    const auto file = real_files().open(path);
+    const std::uint64_t end = kTokenHeaderBytes + bytes;
+    if (file->size() < end || (whole && file->size() > end)) return std::nullopt;
+    Hash64 hash;
+    std::vector<std::byte> block;
+    for (std::uint64_t at = kTokenHeaderBytes; at < end; at += block.size()) {
+        block.resize(std::min<std::uint64_t>(write_buffer_bytes, end - at));
+        file->read_at(at, block);
+        hash.update(block.data(), block.size());
+    }
+    return hash;
 }
 
 }   // namespace
@@ -109,48 +129,49 @@ void ShardWriter::flush() {
     open_->buffer.clear();
 }
 
-std::uint64_t ShardWriter::save_point() {
+ShardWriter::OpenTokens ShardWriter::save_point() {
     keeps_ = true;
-    if (!open_) return 0;
+    if (!open_) return {};
     flush();
     if (::fsync(open_->file) != 0) write_failed(open_->temporary);
-    return open_->tokens;
+    return {open_->tokens, open_->hash.digest()};
 }
 
-bool ShardWriter::resume(const std::vector<ShardInfo>& shards, std::uint64_t open_tokens) {
+std::string ShardWriter::resume(const std::vector<ShardInfo>& shards, OpenTokens open) {
     const std::uint64_t token_bytes = bytes_per_token(options_.format);
-    std::error_code problem;
-    auto bytes_of_file = [&](const std::string& path) {
-        const std::uint64_t size = fs::file_size(path, problem);
-        return problem ? 0 : size;
-    };
     for (std::size_t i = 0; i < shards.size(); i++) {
-        if (bytes_of_file(path_of(i)) != kTokenHeaderBytes + shards[i].tokens * token_bytes) return false;
+        const std::string path = path_of(i);
+        const std::optional<Hash64> hash = hash_of_first(path, shards[i].tokens * token_bytes, true);
+        if (!hash || hash->digest() != shards[i].hash || !has_header(path, shards[i].tokens)) return path;
     }
     const std::string open_path = path_of(shards.size()), part = open_path + ".part";
-    const std::uint64_t bytes = kTokenHeaderBytes + open_tokens * token_bytes;
-    // it may have been completed since
-    const bool was_completed = fs::exists(open_path, problem);
-    if (open_tokens > 0 && bytes_of_file(was_completed ? open_path : part) < bytes) return false;
+    std::error_code problem;
+    const bool was_completed = fs::exists(open_path, problem);   // after the state was saved
+    std::optional<Hash64> hash_of_open;
+    if (open.count > 0) {
+        const std::string path = was_completed ? open_path : part;
+        hash_of_open = hash_of_first(path, open.count * token_bytes, false);
+        if (!hash_of_open || hash_of_open->digest() != open.hash) return path;
+    }
     keeps_ = true;
     shards_ = shards;
     for (const ShardInfo& shard : shards) total_tokens_ += shard.tokens;
-    if (open_tokens == 0) return true;
+    if (open.count == 0) return "";
     if (was_completed) fs::rename(open_path, part);
-    fs::resize_file(part, bytes);
+    fs::resize_file(part, kTokenHeaderBytes + open.count * token_bytes);
     open_shard(true);
-    open_->tokens = open_tokens;
-    total_tokens_ += open_tokens;
-    if (::lseek(open_->file, static_cast<off_t>(kTokenHeaderBytes), SEEK_SET) < 0) write_failed(part);
-    std::vector<char> read(write_buffer_bytes);
-    for (std::uint64_t left = bytes - kTokenHeaderBytes; left > 0;) {   // which leaves the file at its end
-        const ssize_t taken = ::read(open_->file, read.data(), std::min<std::uint64_t>(left, read.size()));
-        if (taken < 0 && errno == EINTR) continue;
-        if (taken <= 0) throw Error(ErrorKind::io, text("cannot read ", part, ": ", std::strerror(errno)));
-        open_->hash.update(read.data(), static_cast<std::size_t>(taken));
-        left -= static_cast<std::uint64_t>(taken);
-    }
-    return true;
+    open_->tokens = open.count;
+    open_->hash = std::move(*hash_of_open);
+    total_tokens_ += open.count;
+    if (::lseek(open_->file, 0, SEEK_END) < 0) write_failed(part);
+    return "";
+}
+
+bool ShardWriter::has_header(const std::string& path, std::uint64_t tokens) const {
+    const auto header = token_file_header(options_.format, tokens);
+    std::array<std::byte, kTokenHeaderBytes> found;
+    real_files().open(path)->read_at(0, found);
+    return std::memcmp(found.data(), header.data(), found.size()) == 0;
 }
 
 void ShardWriter::close_shard() {

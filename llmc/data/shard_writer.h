@@ -36,12 +36,17 @@ public:
     void append(const std::uint32_t* ids, std::size_t count);
     void finish();   // completes the last shard
 
-    // Puts on the disk what has been written so far: shards() and the open one, whose number of tokens it returns. From
-    // then on these files stay where the writing fails.
-    std::uint64_t save_point();
-    // A writer of the same options goes on from there, before the first token. False, and nothing has been changed,
-    // where the files are not there as they were.
-    bool resume(const std::vector<ShardInfo>& shards, std::uint64_t open_tokens);
+    // Tokens of the shard that is being written.
+    struct OpenTokens {
+        std::uint64_t count = 0;
+        std::uint64_t hash = 0;   // hash_of_tokens of so many
+    };
+    // Puts on the disk what has been written so far: shards() and the open one. From then on these files stay where the
+    // writing fails.
+    OpenTokens save_point();
+    // Makes a writer of the same options go on from there, before the first token. Every byte is read. Returns the path
+    // of a file that is not there as it was, and has changed nothing then; empty: it goes on.
+    std::string resume(const std::vector<ShardInfo>& shards, OpenTokens open);
 
     std::uint64_t tokens() const { return total_tokens_; }
     const std::vector<ShardInfo>& shards() const { return shards_; }   // complete ones
@@ -50,6 +55,7 @@ private:
     struct OpenShard;
     void open_shard(bool goes_on = false);
     std::string path_of(std::size_t number) const;
+    bool has_header(const std::string& path, std::uint64_t tokens) const;
     void flush();
     void close_shard();
 

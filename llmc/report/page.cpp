@@ -43,7 +43,7 @@ constexpr Quantity kQuantities[] = {{"lr", "learning rate", false},
                                     {"waiting", "share of a step that replicas wait for the slowest", true},
                                     {"expert_fullest", "tokens of the fullest expert, relative to the mean", true}};
 // Keys of the panel of evaluations.
-constexpr const char* kScores[] = {"hellaswag", "mmlu", "arc", "piqa", "lambada"};
+constexpr const char* kScores[] = {"hellaswag", "mmlu", "arc_easy", "arc_challenge", "piqa", "lambada"};
 
 std::string color_class(std::size_t index) { return text("c", index % 6); }
 
@@ -73,6 +73,9 @@ std::vector<Figure> figures_of(const std::vector<ReportedRun>& runs) {
     Figure sources{
         .key = "val_loss_of", .title = "validation loss by source", .logarithmic = true, .quantity = {false, true}};
     Figure scores{.key = "scores", .title = "evaluations: share of right answers", .quantity = {true, false}};
+    Figure sums{.key = "scores_by_sum",
+                .title = "evaluations: share of right answers by the sum of losses",
+                .quantity = {true, false}};
     Figure exposed{.key = "exposed_ms",
                    .title = "communication that nothing hides, by group of ranks, ms",
                    .smooth = true,
@@ -91,10 +94,11 @@ std::vector<Figure> figures_of(const std::vector<ReportedRun>& runs) {
             if (key.starts_with("val_loss_of/")) add(sources, key.substr(12));
             if (key.starts_with("exposed_ms/")) add(exposed, key.substr(11));
             if (std::ranges::find(kScores, key) != std::end(kScores)) add(scores, key);
+            if (key.ends_with("_sum")) add(sums, key.substr(0, key.size() - 4));
             if (key == perplexity.key) add(perplexity, "");
         }
     }
-    for (Figure& figure : {std::ref(sources), std::ref(scores), std::ref(perplexity)}) {
+    for (Figure& figure : {std::ref(sources), std::ref(scores), std::ref(sums), std::ref(perplexity)}) {
         if (!figure.curves.empty()) figures.push_back(figure);
     }
     for (const Quantity& what : kQuantities) {

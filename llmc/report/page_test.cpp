@@ -26,7 +26,10 @@ std::string metrics_of(int steps) {
                       ",\"step_ms\":2000,\"exposed_ms\":{\"dp\":3,\"tp\":0.5}}\n");
         if (i % 10 == 0) {
             lines += text("{\"step\":", i, ",\"val_loss\":", loss_at(i) + 0.1,
-                          ",\"val_loss_of\":{\"a\":1,\"b\":2.5}}\n{\"step\":", i, ",\"hellaswag\":0.25}\n");
+                          ",\"val_loss_of\":{\"a\":1,\"b\":2.5}}\n{\"step\":", i,
+                          ",\"hellaswag\":0.25,\"hellaswag_sum\":0.125}\n{\"step\":", i,
+                          ",\"arc_challenge\":0.5,\"arc_challenge_sum\":0.375}\n{\"step\":", i,
+                          ",\"lambada\":0.75,\"lambada_perplexity\":", 1000 - i, "}\n");
         }
     }
     return lines;
@@ -76,7 +79,21 @@ TEST_CASE("report: its numbers are those of metrics.jsonl, and its curves stand 
     CHECK(points("grad_norm", 0).size() == 399);   // one was null
     CHECK(points("val_loss_of", 1)[39].elements()[1].as_number() == 2.5);
     CHECK(points("exposed_ms", 1)[399].elements()[1].as_number() == 0.5);
-    CHECK(points("scores", 0)[0].elements()[1].as_number() == 0.25);
+    const auto last_of = [&](const char* figure, const char* name) {
+        for (const Json& curve : numbers.at("figures").at(figure).elements()) {
+            if (curve.at("name").as_text() == name)
+                return curve.at("points").elements().at(39).elements()[1].as_number();
+        }
+        return -1.0;
+    };
+    CHECK(last_of("scores", "hellaswag") == 0.25);
+    CHECK(last_of("scores", "arc_challenge") == 0.5);
+    CHECK(last_of("scores", "lambada") == 0.75);
+    CHECK(numbers.at("figures").at("scores").elements().size() == 3);
+    CHECK(last_of("scores_by_sum", "hellaswag") == 0.125);
+    CHECK(last_of("scores_by_sum", "arc_challenge") == 0.375);
+    CHECK(points("lambada_perplexity", 0)[39].elements()[1].as_number() == 600);
+    CHECK(holds(page, "LAMBADA: perplexity of the last word"));
     CHECK(holds(page, text("<b>", loss_at(400), "</b>")));   // the last one, in words
 
     // the loss's axis is logarithmic: equal ratios are equally far apart
@@ -154,7 +171,7 @@ TEST_CASE("report: several runs on one page, a curve of each") {
     CHECK(numbers.at("last").as_number() == 30);
     CHECK(numbers.at("figures").at("loss").elements()[1].at("name").as_text() == "b: training");
     CHECK(numbers.at("figures").at("loss").elements()[1].at("points").elements().size() == 30);
-    CHECK(numbers.at("figures").at("scores").elements().size() == 2);
+    CHECK(numbers.at("figures").at("scores").elements().size() == 6);
 }
 
 TEST_CASE("report: a reader goes on where it was, and begins anew with a file that was written anew") {

@@ -82,12 +82,11 @@ std::vector<AskedEvaluation> asked_evaluations(const Options& options) {
         const std::string name = list.substr(begin, std::min(equals, end) - begin);
         const auto known = std::ranges::find(question_sources, name, [](const auto& s) { return std::string(s.name); });
         if (known == std::end(question_sources) || end + 1 == list.size()) {
-            throw Error(
-                ErrorKind::usage, text("--eval ", list, ": '", name, "' is no evaluation"),
-                "Give names of hellaswag, mmlu, arc, piqa and lambada with commas between, as NAME or NAME=FILE.");
+            throw Error(ErrorKind::usage, text("--evaluate ", list, ": '", name, "' is no evaluation"),
+                        text("Give names of ", names_of_sources(), " with commas between, as NAME or NAME=FILE."));
         }
         if (std::ranges::find(asked, &*known, &AskedEvaluation::source) != asked.end()) {
-            throw Error(ErrorKind::usage, text("--eval ", list, ": ", name, " is asked for twice"),
+            throw Error(ErrorKind::usage, text("--evaluate ", list, ": ", name, " is asked for twice"),
                         "Name it once; --hellaswag 1 names hellaswag too.");
         }
         asked.push_back({&*known, equals < end ? list.substr(equals + 1, end - equals - 1) : std::string(known->file)});
@@ -107,9 +106,8 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
         const NamedSource& found = source_of_questions(content, path);
         const bool any = path == options.hellaswag_data;   // llm.c's option: any multiple-choice file
         if (&found != asked && !(any && found.source != QuestionSource::lambada)) {
-            throw Error(
-                ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),
-                text("Prepare them with data/", asked->name, ".sh, or `tokenize --questions ", asked->name, "`."));
+            throw Error(ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),
+                        text("Prepare them as docs/data.md says, or with `tokenize --questions ", asked->name, "`."));
         }
         evaluations.push_back(std::make_unique<Evaluation>(step, std::move(questions), found, &arena));
     }

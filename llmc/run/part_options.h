@@ -19,7 +19,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
 // Returns null if the run writes no samples.
 std::unique_ptr<Sampler> make_sampler(const Options& options, Step& step, Arena& arena,
                                       const std::optional<Tokenizer>& tokenizer);
-// An evaluation of --hellaswag or --eval.
+// An evaluation of --hellaswag or --evaluate.
 struct AskedEvaluation {
     const NamedSource* source;
     std::string file;

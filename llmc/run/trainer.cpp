@@ -125,7 +125,8 @@ void Trainer::follow_step() {
     // evaluations would tell nothing before the first step
     if (has_turn(AfterStep::validation, validates || (validation_ && step_ == 0)) && validate()) next_ = after(next_);
     if (has_turn(AfterStep::evaluation, validates && has_questions) && evaluate()) next_ = after(next_);
-    if (has_turn(AfterStep::sample, parts_.sampler && every(options_.sample_every))) write_samples(), next_ = after(next_);
+    if (has_turn(AfterStep::sample, parts_.sampler && every(options_.sample_every)))
+        write_samples(), next_ = after(next_);
     const bool saves = every(options_.checkpoint_every) || is_last;
     if (has_turn(AfterStep::checkpoint, saves)) save_checkpoint(), next_ = after(next_);
 }
@@ -158,7 +159,7 @@ bool Trainer::evaluate() {
     for (const std::unique_ptr<Evaluation>& evaluation : *parts_.evaluations) {
         const std::optional<EvaluationResult> result = evaluation->run(agreement_);
         if (!result) return false;
-        parts_.metrics.evaluation(step_, evaluation->name(), result->accuracy(), result->perplexity);
+        parts_.metrics.evaluation(step_, evaluation->record_of(*result));
         parts_.log.line("%s", evaluation->in_words(*result).c_str());
     }
     return true;

@@ -173,7 +173,9 @@ inline std::vector<FuzzTarget> targets() {
         {"jsonl", jsonl, {"{\"id\": [1.5e3, {\"a\": null}], \"text\": \"caf\\u00e9 \\ud83d\\ude00\\n\"}"}},
         {"question-file",
          [](std::string_view s) { parse_question_file(s, "questions.bin", 257); },
-         {to_question_file(Tokenizer::bytes(), parse_questions(QuestionSource::hellaswag, hellaswag, "seed"))}},
+         {to_question_file(Tokenizer::bytes(), parse_questions(QuestionSource::hellaswag, hellaswag, "seed")),
+          to_question_file(Tokenizer::bytes(), parse_questions(QuestionSource::hellaswag, hellaswag, "seed"),
+                           QuestionSource::hellaswag, true)}},
         {"hellaswag", [](std::string_view s) { questions(QuestionSource::hellaswag, s, "h.jsonl"); }, {hellaswag}},
         {"mmlu", [](std::string_view s) { questions(QuestionSource::mmlu, s, "m.csv"); }, {mmlu}},
     };

@@ -22,8 +22,18 @@ Evaluation::Evaluation(Step& step, std::vector<Question> questions, const NamedS
 }
 
 std::string Evaluation::in_words(const EvaluationResult& result) const {
-    const std::string right = formatted("%s: %d/%d = %f", title(), result.right, result.questions, result.accuracy());
-    return result.perplexity ? right + formatted(" | perplexity %.3f", *result.perplexity) : right;
+    const auto share = [&](int right) { return formatted("%d/%d = %f", right, result.questions, result.share(right)); };
+    const std::string by_length = formatted("%s: %s", title(), share(result.right).c_str());
+    if (result.perplexity) return by_length + formatted(" | perplexity %.3f", *result.perplexity);
+    const char* const length = questions_[0].characters.empty() ? "token" : "character";
+    return by_length + formatted(" by loss per %s | %s by sum", length, share(result.right_by_sum).c_str());
+}
+
+EvaluationRecord Evaluation::record_of(const EvaluationResult& result) const {
+    EvaluationRecord record{name(), result.share(result.right)};
+    if (!asks_last_words()) record.accuracy_by_sum = result.share(result.right_by_sum);
+    record.perplexity = result.perplexity;
+    return record;
 }
 
 // Sums the scores of each row of the current micro-batch over this rank's positions. Positions without a target add
@@ -95,19 +105,23 @@ std::vector<Evaluation::Row> Evaluation::rows_of_replica(int replica, int replic
     return rows;
 }
 
-int Evaluation::count_right(const std::vector<Row>& rows, const std::vector<Score>& scores) const {
-    int right = 0;
+// Adds the right answers of a replica's rows to `result`.
+void Evaluation::count_right(const std::vector<Row>& rows, const std::vector<Score>& scores,
+                             EvaluationResult& result) const {
     for (std::size_t begin = 0; begin < rows.size();) {
         const Question& question = questions_[rows[begin].question];
-        if (asks_last_words()) right += scores[begin].unlikely == 0;
-        std::vector<double> means;
+        std::vector<double> losses, relative;
         for (std::size_t c = 0; c < question.completions.size(); c++) {
-            means.push_back(scores[begin + c].loss / static_cast<double>(question.completions[c].size()));
+            losses.push_back(scores[begin + c].loss);
+            relative.push_back(losses[c] / question.length_of(c));
         }
-        if (!asks_last_words()) right += std::ranges::min_element(means) - means.begin() == question.label;
+        const auto picks_label = [&](const std::vector<double>& values) {
+            return std::ranges::min_element(values) - values.begin() == question.label;
+        };
+        result.right += asks_last_words() ? scores[begin].unlikely == 0 : picks_label(relative);
+        result.right_by_sum += !asks_last_words() && picks_label(losses);
         begin += question.completions.size();
     }
-    return right;
 }
 
 std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
@@ -125,12 +139,14 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
         if (agreement.stop_asked()) return std::nullopt;
     }
     const bool counts = step_.stage().adds_losses() && place.at.cp == 0;   // the other cp ranks have the same sums
-    EvaluationResult result;
-    result.questions = static_cast<int>(questions_.size());
-    result.right = static_cast<int>(agreement.sum(counts ? count_right(rows, scores) : 0));
-    if (!asks_last_words()) return result;
+    EvaluationResult own;
+    count_right(rows, scores, own);
     double loss = 0;
     for (const Score& score : scores) loss += score.loss;
-    result.perplexity = std::exp(agreement.sum(counts ? loss : 0) / result.questions);
+    std::vector<double> sums(3, 0.0);
+    if (counts) sums = {static_cast<double>(own.right), static_cast<double>(own.right_by_sum), loss};
+    agreement.sum(sums);
+    EvaluationResult result{static_cast<int>(sums[0]), static_cast<int>(sums[1]), static_cast<int>(size())};
+    if (asks_last_words()) result.perplexity = std::exp(sums[2] / result.questions);
     return result;
 }

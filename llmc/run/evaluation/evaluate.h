@@ -1,7 +1,10 @@
-// Multiple-choice evaluation: a question is answered right if the right completion has the lowest mean loss per token
-// (HellaSwag's "acc_norm", as llm.c computes it; the first among equals counts). LAMBADA's last word is right if no
-// other token is likelier than any of its tokens, given those before; its perplexity is exp of the mean, over texts, of
-// the word's negative log likelihood.
+// Multiple-choice evaluation: a question is answered right if the right completion has the lowest loss, by two rules:
+// relative to its length, and summed over its tokens (the "acc_norm" and "acc" of the LM Evaluation Harness; the first
+// among equals counts). The length is the characters of the answer, as the harness has it, or, where the file does not
+// say them, its tokens, as llm.c has it for HellaSwag.
+//
+// LAMBADA's last word is right if no other token is likelier than any of its tokens, given those before; its perplexity
+// is exp of the mean, over texts, of the word's negative log likelihood.
 //
 // Data-parallel ranks share the questions: question q is answered by rank q mod N. Context-parallel ranks share a row;
 // their losses are summed.
@@ -13,13 +16,16 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/data/multiple_choice.h"
+#include "llmc/run/metrics/metrics.h"
 #include "llmc/run/step.h"
 #include "llmc/run/stopping/agreement.h"
 
 struct EvaluationResult {
-    int right = 0, questions = 0;
+    int right = 0;          // by loss relative to length; of LAMBADA, last words
+    int right_by_sum = 0;   // 0 for LAMBADA
+    int questions = 0;
     std::optional<double> perplexity = {};   // LAMBADA only
-    double accuracy() const { return questions > 0 ? static_cast<double>(right) / questions : 0; }
+    double share(int of) const { return questions > 0 ? static_cast<double>(of) / questions : 0; }
 };
 
 class Evaluation {
@@ -38,6 +44,7 @@ public:
     const char* title() const { return source_.title; }   // name for people
     std::string in_words(const EvaluationResult& result) const;
     const char* name() const { return source_.name; }   // key in metrics.jsonl
+    EvaluationRecord record_of(const EvaluationResult& result) const;
 
 private:
     struct Row {
@@ -52,7 +59,7 @@ private:
     std::vector<Score> scores_of(std::span<const Row> rows, Agreement& agreement);
     std::vector<Score> sums_of_rows() const;
     void add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const;
-    int count_right(const std::vector<Row>& rows, const std::vector<Score>& scores) const;
+    void count_right(const std::vector<Row>& rows, const std::vector<Score>& scores, EvaluationResult& result) const;
     bool asks_last_words() const { return source_.source == QuestionSource::lambada; }
 
     Step& step_;

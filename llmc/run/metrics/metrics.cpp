@@ -30,6 +30,21 @@ void filter_lines(FileSystem& files, const std::string& path, const std::functio
     if (kept != content) write_whole(files, path, kept);
 }
 
+constexpr const char *by_sum = "_sum", *of_perplexity = "_perplexity";   // behind the name of an evaluation
+
+bool is_evaluation(const std::string& key) {
+    return std::ranges::any_of(question_sources, [&key](const NamedSource& source) {
+        return key == source.name || key == text(source.name, by_sum) || key == text(source.name, of_perplexity);
+    });
+}
+
+std::vector<EventFile::Value> values_of(const EvaluationRecord& record) {
+    std::vector<EventFile::Value> values{{record.name, record.accuracy}};
+    if (record.accuracy_by_sum) values.push_back({record.name + by_sum, *record.accuracy_by_sum});
+    if (record.perplexity) values.push_back({record.name + of_perplexity, *record.perplexity});
+    return values;
+}
+
 // Tells which records of an earlier run are kept: everything before the work `next` after step `step`.
 struct KeptUpTo {
     int step;
@@ -38,19 +53,17 @@ struct KeptUpTo {
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
     bool holds(int of_step, const std::string& key) const {
-        const std::string name = key.substr(0, key.find("_perplexity"));
-        auto is_it = [&name](const NamedSource& source) { return name == source.name; };
         if (key == "val_loss") return holds(of_step, AfterStep::validation);
-        return std::ranges::any_of(question_sources, is_it) ? holds(of_step, AfterStep::evaluation) : holds(of_step);
+        return is_evaluation(key) ? holds(of_step, AfterStep::evaluation) : holds(of_step);
     }
 };
 
 // The lines of both logs begin with their step.
 bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
-    char key[11] = "";
-    if (std::sscanf(line.c_str(), "{\"step\":%d,\"%10[a-z_]", &step, key) != 2) return false;
-    if (std::string(key) == "rewind_fro") return step < kept.step || (step == kept.step && kept.rewinds);
+    char key[32] = "";
+    if (std::sscanf(line.c_str(), "{\"step\":%d,\"%31[a-z_]", &step, key) != 2) return false;
+    if (std::string(key) == "rewind_from") return step < kept.step || (step == kept.step && kept.rewinds);
     return kept.holds(step, key);
 }
 bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
@@ -190,15 +203,15 @@ void Metrics::validation(int step, float loss, const std::vector<std::pair<std::
     if (events_) events_->add(step, {{"val_loss", loss}});
 }
 
-void Metrics::evaluation(int step, const std::string& name, double accuracy, std::optional<double> perplexity) {
-    const std::string more =
-        perplexity ? formatted(",\"%s_perplexity\":%s", name.c_str(), json_number(*perplexity).c_str()) : "";
-    write_line(metrics_.get(),
-               formatted("{\"step\":%d,\"%s\":%s%s}", step, name.c_str(), json_number(accuracy).c_str(), more.c_str()));
-    if (name == hellaswag_source.name) write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, accuracy));
-    if (!events_) return;
-    events_->add(step, {{name, accuracy}});
-    if (perplexity) events_->add(step, {{name + "_perplexity", *perplexity}});
+void Metrics::evaluation(int step, const EvaluationRecord& record) {
+    const std::vector<EventFile::Value> values = values_of(record);
+    std::string all;
+    for (const auto& [key, value] : values) all += text(",\"", key, "\":", json_number(value));
+    write_line(metrics_.get(), text("{\"step\":", step, all, "}"));
+    if (record.name == hellaswag_source.name) {
+        write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, record.accuracy));
+    }
+    if (events_) events_->add(step, values);
 }
 
 void Metrics::require_folder() {

@@ -13,8 +13,10 @@
 //       "expert_fullest_rank":x,"expert_fullest_rank_layer":n,"expert_fullest_rank_of":{"0":x,...}: rows of the rank
 //       whose experts got most, relative to the mean of ranks, in the worst layer, which that is, and in each layer
 //   {"step":N,"val_loss":x}       followed by "val_loss_of":{"NAME":x,...} for a mixture of data
-//   {"step":N,"hellaswag":x}      share of questions answered right, if evaluated; also "mmlu", "arc", "piqa", and
-//                                 "lambada" followed by "lambada_perplexity":x
+//   {"step":N,"hellaswag":x,"hellaswag_sum":y}
+//                                 shares of questions answered right, if evaluated: by loss relative to length, and by
+//                                 the sum (llmc/run/evaluation/evaluate.h); also of the other question_sources, but
+//                                 "lambada":x,"lambada_perplexity":y
 //   {"step":N,"rewind_from":M,"loss":x,"grad_norm":x,"skipped_samples":K}
 //                                 --spike-rewind: step M was an outlier, and the run goes on from the checkpoint of
 //                                 step N with the samples after those of step M
@@ -60,6 +62,14 @@ struct StepRecord {
     std::optional<ExpertLoad> experts = {};
 };
 
+// Shares of right answers that an evaluation found.
+struct EvaluationRecord {
+    std::string name;                             // one of question_sources (llmc/data/multiple_choice.h)
+    double accuracy;                              // share of right answers, by loss relative to length
+    std::optional<double> accuracy_by_sum = {};   // none for LAMBADA
+    std::optional<double> perplexity = {};        // LAMBADA only
+};
+
 // A return of the run to an earlier checkpoint.
 struct RewindRecord {
     int step, from;          // back to the state after `step`, from the state after `from`
@@ -77,8 +87,7 @@ public:
 
     void step(const StepRecord& record);
     void validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
-    // `name`: one of question_sources (llmc/data/multiple_choice.h).
-    void evaluation(int step, const std::string& name, double accuracy, std::optional<double> perplexity = {});
+    void evaluation(int step, const EvaluationRecord& record);
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
     void rewind(const RewindRecord& record, AfterStep next);
 

@@ -128,3 +128,29 @@ TEST_CASE(
     { Metrics resumed(real_files(), folder.path(), 2); }
     CHECK(lines() == until_2);
 }
+
+TEST_CASE("metrics: every evaluation is a line, which goes where it is to be made again") {
+    TemporaryFolder folder;
+    const auto lines = [&] { return read_whole(real_files(), folder / "metrics.jsonl"); };
+    std::string before;
+    {
+        Metrics metrics(real_files(), folder.path());
+        metrics.step(record(1));
+        before = lines();
+        metrics.evaluation(1, {"hellaswag", 0.5, 0.25});
+        metrics.evaluation(1, {"arc_easy", 0.75, 1.0});
+        metrics.evaluation(1, {"arc_challenge", 0.125, 0.0});
+        metrics.evaluation(1, {"lambada", 0.25, {}, 12.5});
+    }
+    const std::string all = before +
+                            "{\"step\":1,\"hellaswag\":0.5,\"hellaswag_sum\":0.25}\n"
+                            "{\"step\":1,\"arc_easy\":0.75,\"arc_easy_sum\":1}\n"
+                            "{\"step\":1,\"arc_challenge\":0.125,\"arc_challenge_sum\":0}\n"
+                            "{\"step\":1,\"lambada\":0.25,\"lambada_perplexity\":12.5}\n";
+    CHECK(lines() == all);
+    CHECK(read_whole(real_files(), folder / "main.log").ends_with("s:1 eval:0.5000\n"));   // HellaSwag's alone
+    { Metrics resumed(real_files(), folder.path(), 1, AfterStep::sample); }
+    CHECK(lines() == all);
+    { Metrics resumed(real_files(), folder.path(), 1, AfterStep::evaluation); }
+    CHECK(lines() == before);
+}

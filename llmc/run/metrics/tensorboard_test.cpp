@@ -113,10 +113,15 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
     const std::string out = folder / "run", path = out + "/" + EventFile::name;
     auto write_steps = [&](int after, AfterStep next, int last) {
         Metrics metrics(real_files(), out, after, next, true);
-        if (after == 5 && next == AfterStep::validation) metrics.validation(5, 4.0f);
+        const auto measure = [&](int step) {
+            metrics.validation(step, 4.0f);
+            metrics.evaluation(step, {"arc_challenge", 0.5, 0.25});
+            metrics.evaluation(step, {"lambada", 0.125, {}, 90.0});
+        };
+        if (after == 5 && next == AfterStep::validation) measure(5);
         for (int step = after + 1; step <= last; step++) {
             metrics.step(record(step));
-            if (step % 5 == 0) metrics.validation(step, 4.0f);
+            if (step % 5 == 0) measure(step);
         }
         metrics.sync();
     };
@@ -129,7 +134,13 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
             REQUIRE_MESSAGE(read.curves.count(tag) == 1, tag);
             CHECK_MESSAGE(read.curves.at(tag).size() == static_cast<std::size_t>(last), tag);
         }
-        CHECK(read.curves.size() == 9);
+        CHECK(read.curves.size() == 9 + 4);
+        for (const auto& [tag, value] : {std::pair("arc_challenge", 0.5f), std::pair("arc_challenge_sum", 0.25f),
+                                         std::pair("lambada", 0.125f), std::pair("lambada_perplexity", 90.0f)}) {
+            REQUIRE_MESSAGE(read.curves.count(tag) == 1, std::string(tag));
+            CHECK(read.curves.at(tag).size() == static_cast<std::size_t>(last / 5));
+            CHECK(read.curves.at(tag).at(5) == value);
+        }
         for (const auto& [step, loss] : read.curves.at("loss")) CHECK(loss == 1.0f / static_cast<float>(step));
         CHECK(read.curves.at("val_loss").size() == static_cast<std::size_t>(last / 5));
         CHECK(read.curves.at("memory_bytes").at(1) == static_cast<float>(1ull << 40));
