@@ -123,6 +123,9 @@ std::string beyond_llmc(const ModelConfig& config);   // first field that an llm
 constexpr std::int64_t vocab_padding = 128;
 std::int64_t padded_vocab(std::int64_t vocab_size);
 
+// Returns a list of all descriptors, for people.
+std::string model_names();
+
 // Returns the model that a descriptor names, with GPT-2's vocabulary. Depths outside llm.c's table (`d10`) get 64
 // channels per layer and heads of 64. Throws Error(usage) listing the names that exist.
 ModelConfig model_config(const std::string& descriptor);
