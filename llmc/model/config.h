@@ -82,7 +82,9 @@ struct ModelConfig {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
-    friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
+    // The type in the config.json that it was read from, which families with the same models share; null: none.
+    const char* model_type = nullptr;
+    friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields of the table
 };
 
 // A field of ModelConfig with its option and its keys in files. Import, export, options and settings iterate over one
