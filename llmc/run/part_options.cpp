@@ -31,7 +31,7 @@ WorldOptions world_options(const Options& options) {
     result.cp = options.cp;
     result.tp = options.tp;
     result.dp = options.dp;
-    result.zero_group = options.zero > 0 ? options.zero_group : 0;
+    result.zero_group = options.zero_group;
     result.ep = options.ep;
     result.watchdog.silence_seconds = options.peer_timeout_s;
     result.watchdog.stall_seconds = options.stall_timeout_s;
