@@ -11,6 +11,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
+#include "llmc/checkpoint/model_export.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/download_testing.h"
@@ -133,6 +134,7 @@ public:
         return result;
     }
 
+    std::vector<float> parameter(int param) const { return download_tensor(stage_.parameters(), param, stream_.get()); }
     Stage& stage() { return stage_; }
 
 private:
@@ -236,6 +238,76 @@ TEST_CASE("gpt: golden data: logits, losses and every gradient, with both attent
         CHECK(relative_error(outcome.losses, golden.losses) < parity);
         CHECK(std::abs(mean(outcome.losses) / golden.loss - 1) < (is_fp32 ? 1e-6 : 1e-3));
         check_gradients(outcome, problem.reference.table, golden.gradients, parity);
+    }
+}
+
+namespace {
+
+// Exports what a model holds to a Hugging Face folder in fp32.
+void export_model(const std::string& folder, const Runner& runner, const ParamTable& table) {
+    for (const HuggingFaceFile& file : hugging_face_files(table.config(), TensorType::F32, nullptr)) {
+        write_whole(real_files(), folder + "/" + file.name, file.content);
+    }
+    std::vector<TensorEntry> entries;
+    for (const ParamInfo& info : table.all()) {
+        for (TensorEntry& entry : hugging_face_entries(table, info)) {
+            entry.type = TensorType::F32;
+            entries.push_back(entry);
+        }
+    }
+    SafetensorsWriter file(real_files().create(folder + "/model.safetensors"), entries, {});
+    for (int i = 0; i < table.size(); i++) {
+        const std::vector<float> values = runner.parameter(i);
+        write_hugging_face<float>(file, table, table[i], values);
+    }
+    file.finish();
+}
+
+std::map<std::string, std::vector<std::byte>> tensors_in(const std::string& folder) {
+    const SafetensorsFile file(real_files(), folder + "/model.safetensors");
+    std::map<std::string, std::vector<std::byte>> tensors;
+    for (const TensorEntry& entry : file.entries()) {
+        std::vector<std::byte>& bytes = tensors[entry.name];
+        bytes.resize(entry.bytes());
+        file.read(entry, 0, bytes);
+    }
+    return tensors;
+}
+
+}   // namespace
+
+TEST_CASE("gpt: golden folders of transformers: imported, their logits, exported again to the same bytes") {
+    for (const std::string family : {"llama", "qwen3"}) {
+        INFO(family);
+        const std::string folder = "dev/reference/golden_" + family;
+        const auto weights = open_hugging_face(real_files(), folder);
+        const SafetensorsFile expected(real_files(), folder + "/logits.safetensors");
+        const std::vector<std::int64_t> tokens = expected.read_as<std::int64_t>("tokens");
+        const std::vector<std::int64_t>& shape = expected.entry("tokens").shape;
+        Problem problem{ReferenceGpt(weights->config()),
+                        {tokens.begin(), tokens.end()},
+                        std::vector<int>(tokens.size(), 0),
+                        static_cast<int>(shape[0]),
+                        static_cast<int>(shape[1])};
+        const ParamTable& table = problem.reference.table;
+        for (const ParamInfo& info : table.all()) {
+            const std::vector<float> values = weights->read(info);
+            problem.reference.parameters[static_cast<std::size_t>(table.index(info.name))].assign(values.begin(),
+                                                                                                  values.end());
+        }
+        const Doubles logits = expected.read_as<double>("logits");
+        for (AttentionKind kind : attention_kinds(problem)) {
+            INFO("attention ", static_cast<int>(kind));
+            Runner runner(problem, test_options(kind));
+            const double error = relative_error(runner.logits(), logits);
+            MESSAGE("golden ", family, ": relative error of the logits ", error, ", allowed ", parity);
+            CHECK(error < parity);
+            const TemporaryFolder exported;
+            export_model(exported.path(), runner, table);
+            CHECK(hugging_face_model_config(real_files(), exported.path()) == weights->config());
+            CHECK(read_json_file(real_files(), exported / "config.json").at("model_type") == Json(family));
+            CHECK((tensors_in(exported.path()) == tensors_in(folder)));
+        }
     }
 }
 

@@ -229,8 +229,7 @@ def compare_round_trip(args):
     before, after = (load_file(f"{folder}/model.safetensors") for folder in (args.folder, output))
     same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     configs = [AutoModelForCausalLM.from_pretrained(folder).config.to_dict() for folder in (args.folder, output)]
-    ignored = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "initializer_range",
-               "architectures", "model_type"}
+    ignored = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "initializer_range"}
     other = [key for key in configs[0] if key not in ignored and configs[0][key] != configs[1].get(key)]
     print(f"exported again: {len(before)} tensors {'equal' if same else 'DIFFERENT'}, "
           f"fields of config.json {'equal' if not other else 'DIFFERENT: ' + ', '.join(other)}")

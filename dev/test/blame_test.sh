@@ -71,7 +71,9 @@ for option in --train-data --val-data --model --output-dir --config --hellaswag-
     extra=()
     [ $option = --model ] && extra=(--layers 0 --heads 0 --channels 0)
     [ $option = --hellaswag-data ] && extra=(--hellaswag 1)
-    expect 74 "loop" "${run[@]}" "${extra[@]}" $option ./loop
+    named=loop
+    [ $option = --hellaswag-data ] && named="--hellaswag-data ./loop: "   # not of the command line but of options.json, perhaps
+    expect 74 "$named" "${run[@]}" "${extra[@]}" $option ./loop
 done
 mkdir out-loop && ln -s loop out-loop/metrics.jsonl && ln -s loop out-loop/loop
 expect 74 "Too many levels of symbolic links" "${run[@]}" --output-dir out-loop

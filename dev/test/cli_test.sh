@@ -23,6 +23,8 @@ tiny=(--layers 1 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --max-step
 # ---- what works
 expect 0 "Shape of a step:" --help
 expect 0 "--pp-schedule" --help
+expect 0 "llama:8B" --help   # sizes of every kind
+expect 0 "qwen3:600M" --help
 expect 0 "lr=3e-04" --print-config
 expect 0 "step    2/2" "${data[@]}" "${tiny[@]}"
 expect 0 "stopped after step 1 of 2" "${data[@]}" "${tiny[@]}" --stop-after 1

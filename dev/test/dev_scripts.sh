@@ -51,6 +51,14 @@ if has numpy; then
     [ "$(stat -c %s "$work/golden.safetensors")" -eq "$(stat -c %s dev/reference/golden_gpt.safetensors)" ]
     verdict $? "make_golden.py makes a file of another size"
 fi
+script=make_golden_llama.py
+if has torch transformers; then
+    runs "" python3 dev/reference/make_golden_llama.py "$work/golden"
+    for file in golden_{llama,qwen3}/{model,logits}.safetensors; do
+        [ "$(stat -c %s "$work/golden/$file")" -eq "$(stat -c %s "dev/reference/$file")" ]
+        verdict $? "make_golden_llama.py makes a $file of another size"
+    done
+fi
 script=transformers_compare.py
 if has torch transformers; then
     # a model that stands for GPT-2's folder

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Damaged files, absurd values of options and strange environments, from a seed: what the programs make of them.
 
-    dev/test/misuse.py [--files N] [--values N] [--environments N] [--seed N]     TRAIN_GPT, TOKENIZE: the programs
+    dev/test/misuse.py [--files N] [--values N] [--lines N] [--environments N] [--seed N]     TRAIN_GPT, TOKENIZE: the programs
+
+Besides, every option that --print-config names gets such values in a file of --config, N each.
 
 Every trial ends in one of these ways:
-  refused   exit code 64, 65, 69, 74 or 75, and the message names the file, the option or a variable
+  refused   exit code 64, 65, 69, 74 or 75, and the message names the damaged file by its own name (where it is missing,
+            the pattern that matches it will do), the option or a variable
   harmless  exit code 0, and all results are those of what is not damaged
   told      exit code 0 with other results, and a line that names what was found (a checkpoint passed over, say)
   unseen    exit code 0 with other results, of a file that no hash guards
@@ -13,6 +16,7 @@ and was taken in silence. It is printed with what repeats it; the exit code is t
 """
 import argparse
 import concurrent.futures
+import fnmatch
 import json
 import os
 import pathlib
@@ -173,6 +177,15 @@ def damage(path, draw):
     return f"{kind} at {at} of {path.stat().st_size}"
 
 
+def changed_options(before, after):
+    """The options, as --NAME, whose values are other ones in a damaged options.json; none where it is no JSON."""
+    try:
+        before, after = (dict(json.loads(text)["options"]) for text in (before, after))
+        return [f"--{name}" for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
 def is_named(said, *names):
     return any(name and name in said for name in names)
 
@@ -204,24 +217,35 @@ class Trials:
     def file(self, draw, expected):
         name, guarded, command = draw.choice(targets())
         folder = self.fresh()
+        before = (folder / name).read_bytes()
         words = damage(folder / name, draw)
+        after = (folder / name).read_bytes() if (folder / name).is_file() else b""
         code, said = run(command, folder)
         key = json.dumps(command)
         found = results(said, folder)
         shutil.rmtree(folder)
-        base = os.path.basename(name)
-        names = (base, os.path.dirname(name), "--config" if name.endswith("cfg") else "", "--model", "tokenizer")
+        names = [os.path.basename(name)]
+        if words == "missing":
+            names += [word for word in command if "*" in word and fnmatch.fnmatch(name, word)]
+        if name.endswith("options.json"):   # another value of an option is not told from one that was given
+            names += changed_options(before, after)
         # the newest checkpoint is passed over for the one before it, or a line of records is dropped: that is told
         return verdict(code, said, names, found == expected[key], guarded), f"{name}, {words}", command, said
 
     def value(self, draw, options):
         verb, name, kind, spelled = draw.choice(options)
+        return self.one_value(draw, verb, name, kind, spelled, verb == "train" and spelled and draw.random() < 0.4)
+
+    def line(self, draw, option):
+        name, kind = option
+        return self.one_value(draw, "train", name, kind, True, True)
+
+    def one_value(self, draw, verb, name, kind, spelled, in_file):
         text = absurd(draw, kind)
         if "\0" in text:
             text = text.replace("\0", "0")
         folder = self.fresh()
         base = [TRAIN_GPT] if verb == "train" else [TRAIN_GPT, verb]
-        in_file = verb == "train" and spelled and draw.random() < 0.4
         if in_file:
             line = draw.choice(["{}={}\n", "{} = {}\n", '{}="{}"\n', "{}=[{}]\n", "{}={}\r\n", "[{}]\n{}\n"])
             content = line.format(name, text)
@@ -246,7 +270,7 @@ class Trials:
                 rest = rest[:at] + rest[at + 2:]
         command = [*base, *rest, *given]
         code, said = run([os.fsencode(word) for word in command], folder)
-        result = verdict(code, said, (name, "--" if text.startswith("-") else "", "open failed", name.replace("-", " "), "options.cfg", text[:60] if text.strip() else "", *NEARBY.get(name, ())),
+        result = verdict(code, said, (name, "--" if text.startswith("-") else "", "open failed", name.replace("-", " "), "options.cfg" if in_file else "", text[:60] if len(text.strip()) > 3 else "", *NEARBY.get(name, ())),
                          True, False)
         if code == 0 and verb == "train" and spelled and "print-memory" in " ".join(rest):
             # what was taken is what was given
@@ -324,10 +348,18 @@ def all_options():
     return found
 
 
+def options_of_files():
+    """(name without dashes, type) of every option that --print-config names."""
+    printed = subprocess.run([TRAIN_GPT, "--print-config"], stdout=subprocess.PIPE, text=True).stdout
+    kinds = {name: kind for verb, name, kind, _ in all_options() if verb == "train"}
+    return [(name, kinds.get(name, "TEXT")) for name in re.findall(r"^#?([a-z][\w-]*)=", printed, re.M)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=60)
     parser.add_argument("--values", type=int, default=80)
+    parser.add_argument("--lines", type=int, default=1)
     parser.add_argument("--environments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
@@ -345,12 +377,14 @@ def main():
                 sys.exit(f"not damaged, and yet refused: {command}: {said}")
             expected[json.dumps(command)] = results(said, folder)
             shutil.rmtree(folder)
-        options = all_options()
-        wrong = 0
+        options, lines = all_options(), options_of_files()
+        wrong = total = 0
         for what, count, context in (("file", args.files, expected), ("value", args.values, options),
-                                     ("environment", args.environments, expected)):
+                                     ("line", args.lines * len(lines), lines), ("environment", args.environments, expected)):
             def trial(number, what=what, context=context):
-                return getattr(Trials(original), what)(random.Random(f"{args.seed} {what} {number}"), context)
+                one = context[number % len(context)] if what == "line" else context
+                return getattr(Trials(original), what)(random.Random(f"{args.seed} {what} {number}"), one)
+            total += count
             counts = {}
             with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
                 for number, (result, words, command, said) in enumerate(pool.map(trial, range(count))):
@@ -360,7 +394,6 @@ def main():
                         print(f"{what} {number}: {result}: {words}\n  {' '.join(map(repr, command))[:600]}")
                         print("\n".join("  | " + line[:200] for line in said.splitlines()[-4:]), flush=True)
             print(f"{count} of {what}s: " + ", ".join(f"{n} {k}" for k, n in sorted(counts.items())), flush=True)
-        total = args.files + args.values + args.environments
         print(f"{total - wrong} passed, {wrong} failed")
         sys.exit(1 if wrong else 0)
 

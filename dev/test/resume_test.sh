@@ -121,10 +121,16 @@ for how in removed moved; do
     verdict $? "the output folder is taken away ($how): $(tail -n 3 "$work/gone.log")"
     [ ! -e "$work/gone" ]
     verdict $? "the output folder was made anew ($how): $(ls "$work/gone" 2>/dev/null)"
-    rm -f "$work/gone.log"
+    mv "$work/gone.log" "$work/$how.log"
 done
 grep -q '"step":3,' "$work/elsewhere/metrics.jsonl"
 verdict $? "what was moved is whole"
+written=$(sed -nE 's/^ *checkpoint .*(step_[0-9]+)$/\1/p' "$work/moved.log" | tail -n 1)
+[ -n "$written" ] && [ -f "$work/elsewhere/$written/manifest.json" ]
+verdict $? "the newest checkpoint that the run told of, $written, is where the folder was moved to"
+last=$(grep -o '"step":[0-9]*' "$work/elsewhere/metrics.jsonl" | tail -n 1)
+train "$precision" "$work/elsewhere" --resume --max-steps $((${last#*:} + 2)) --warmup 3
+verdict $? "and the run goes on there: $(tail -n 3 "$work/elsewhere.log")"
 
 # killed at six moments, and continued until it is done
 start() { (run_as=exec train "$precision" "$work/killed" --resume --checkpoint-every 1 --keep-checkpoints 2) & pid=$!; }

@@ -70,6 +70,13 @@ tokens() { on "$2" "scripts/$1" --dry-run | sed -nE 's/.* steps? .*, (.*) tokens
 [ "$(tokens run_gpt2_124M.sh 8) $(tokens run_gpt3_175B.sh 128)" = "9.891 billion 300 billion" ]
 verdict $? "tokens: $(tokens run_gpt2_124M.sh 8) $(tokens run_gpt3_175B.sh 128)"
 expect 0 "--dry-run      say what would be done" scripts/run_gpt2_124M.sh --help
+for name in by_hand mpirun slurm; do   # from any folder, without what they need to start
+    for from in "$root" "$work"; do
+        expect 0 "scripts/multi_node/$name.sh scripts/run_gpt3_6700M.sh [options]" env -C "$from" "$root/scripts/multi_node/$name.sh" --help
+        head -n 1 "$work/log" | has '^Trains on .*nodes' && tail -n 1 "$work/log" | has '\.$' && ! grep -qE '^#|SBATCH -|pipefail' "$work/log"
+        verdict $? "$name.sh --help is its comment, all of it and nothing else: $(sed -n '1p;$p' "$work/log")"
+    done
+done
 
 # ---- what they refuse
 expect 64 "--tokes: unknown option" scripts/run_gpt2_124M.sh --dry-run --tokes 3

@@ -3,9 +3,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
 
 #include "llmc/base/error.h"
 #include "llmc/io/faulty_files_testing.h"
+#include "llmc/io/forwarding_files_testing.h"
 #include "llmc/io/hash.h"
 #include "llmc/io/temporary_folder_testing.h"
 
@@ -153,6 +156,52 @@ TEST_CASE("checkpoint: whatever operation fails, the newest that verifies is the
             CHECK(newest(folder.path()) == 14);
         }
     }
+}
+
+namespace {
+
+// Moves a folder before the operation of this number.
+class MovingFiles : public ForwardingFiles {
+public:
+    MovingFiles(std::string from, std::string to, int at)
+        : ForwardingFiles(real_files()), from_(std::move(from)), to_(std::move(to)), left_(at) {}
+    std::unique_ptr<File> create(const std::string& path) override { return count(), inner_.create(path); }
+    void rename(const std::string& from, const std::string& to) override { count(), inner_.rename(from, to); }
+    void remove_all(const std::string& path) override { count(), inner_.remove_all(path); }
+    void make_folders(const std::string& path) override { count(), inner_.make_folders(path); }
+    void sync_folder(const std::string& path) override { count(), inner_.sync_folder(path); }
+    bool has_moved() const { return left_ < 0; }
+
+private:
+    void count() {
+        if (left_-- == 0) REQUIRE(::rename(from_.c_str(), to_.c_str()) == 0);
+    }
+    std::string from_, to_;
+    int left_;
+};
+
+}   // namespace
+
+TEST_CASE("checkpoint: before whatever operation its folder is moved, it is whole there and nothing is where it was") {
+    int at = 0;
+    for (bool moved = true; moved; at++) {
+        INFO("operation ", at);
+        TemporaryFolder folder;
+        const std::string run = folder / "run", away = folder / "away";
+        std::filesystem::create_directory(run);
+        const HeldFolder held(run);
+        MovingFiles files(run, away, at);
+        write_checkpoint(files, run, 7, "state of 7");
+        write_checkpoint(files, run, 14, "state of 14");
+        write_checkpoint(files, run, 14, "another state of 14");   // replaces it
+        moved = files.has_moved();
+        CHECK(std::filesystem::exists(run) == !moved);
+        const std::string now = moved ? away : run;
+        CHECK(real_files().list(now) == std::vector<std::string>{"step_00000007", "step_00000014"});
+        CHECK(newest(now) == 14);
+        CHECK(read_whole(real_files(), now + "/step_00000014/state.bin") == "another state of 14");
+    }
+    CHECK(at > 20);
 }
 
 TEST_CASE("checkpoint: ranks that verify one together share its bytes, however the files are named") {

@@ -77,6 +77,32 @@ TEST_CASE("model export: norms after sublayers and of rows of queries and keys a
     CHECK(beyond_hugging_face(config) == "--qk-norm row");
 }
 
+TEST_CASE("model export: a model that was read as a Mistral is written as one, until it is none any more") {
+    const ModelConfig llama = small_llama();
+    const auto json_of = [](const ModelConfig& config) { return hugging_face_config(config, "float32"); };
+    for (const std::int64_t kv_heads : {1, 2, 4}) {
+        for (const bool tied : {false, true}) {
+            ModelConfig config = llama;
+            config.model_type = "mistral", config.own_kv_heads = kv_heads, config.tied = tied;
+            const Json json = json_of(config);
+            CHECK(*json.find("model_type") == Json("mistral"));
+            CHECK(*json.find("architectures") == Json::array({"MistralForCausalLM"}));
+            CHECK(json.find("sliding_window")->is_null());   // left out it means 4096
+            const ModelConfig again = through_config_json(config);
+            CHECK(again == config);
+            CHECK(std::string(family_of(again).model_type) == "mistral");
+        }
+    }
+    CHECK(std::string(family_of(through_config_json(llama)).model_type) == "llama");
+    ModelConfig changed = llama;
+    changed.model_type = "mistral", changed.qk_norm = QkNorm::head;
+    CHECK(std::string(family_of(changed).model_type) == "qwen3");
+    changed.qk_norm = QkNorm::none, changed.bias = true;
+    CHECK(is_only_ours(family_of(changed)));
+    changed = llama, changed.model_type = "train_gpt";
+    CHECK(std::string(family_of(changed).model_type) == "llama");
+}
+
 TEST_CASE("model export: mixtures of experts are a Mixtral, Qwen3-MoE or OLMoE, or of no family but our own") {
     ModelConfig config = small_llama();
     config.experts = 4, config.own_expert_width = 40;

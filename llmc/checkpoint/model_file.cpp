@@ -28,13 +28,17 @@ public:
     explicit FiniteWeights(std::unique_ptr<WeightSource> all) : all_(std::move(all)) {}
     const ModelConfig& config() const override { return all_->config(); }
     std::string description() const override { return all_->description(); }
+    std::string file_of(const ParamInfo& param, std::int64_t element) const override {
+        return all_->file_of(param, element);
+    }
     DType type() const override { return all_->type(); }
     std::vector<float> read(const ParamInfo& param) const override {
         std::vector<float> values = all_->read(param);
         const auto wrong = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
         if (wrong == values.end()) return values;
+        const std::int64_t element = wrong - values.begin();
         throw Error(ErrorKind::bad_data,
-                    text(description(), ": ", param.name, ": element ", wrong - values.begin(), " is ", *wrong),
+                    text(file_of(param, element), ": ", param.name, ": element ", element, " is ", *wrong),
                     "The file is damaged, or training has gone wrong: take an earlier checkpoint.");
     }
 

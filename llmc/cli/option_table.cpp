@@ -81,8 +81,8 @@ void OptionTable::add_options_of_models(Options& o, CommandLineOptions& beside) 
     group_ = "Model";
     taken_by(train, check, generate, evaluate, export_model);
     string("--model,-e", o.model,
-           trains ? "a size (d12, gpt2:124M, gpt3:350M, gpt3:c768), an llm.c model file, a Hugging Face folder, a "
-                    "checkpoint or a run's output folder (its newest checkpoint)"
+           trains ? text("a size (", model_names(), "), an llm.c model file, a Hugging Face folder, a checkpoint or a ",
+                         "run's output folder (its newest checkpoint)")
                   : "a checkpoint, the output folder of a run (its newest checkpoint), a Hugging Face folder or an "
                     "llm.c model file");
     string("--ignore-tensors", o.ignore_tensors,

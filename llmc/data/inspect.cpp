@@ -25,19 +25,27 @@ namespace {
 
 CorpusManifest verify_corpus(const std::string& folder) {
     CorpusManifest manifest = read_manifest(real_files(), folder);
+    const std::string manifest_path = (fs::path(folder) / manifest_file_name).string();
     Tokenizer tokenizer = Tokenizer::load(folder);
-    if (tokenizer.hash() != manifest.tokenizer_hash || tokenizer.vocab_size() != manifest.vocab_size) {
-        differs(folder, text("the tokenizer here has the hash ", hash_to_text(tokenizer.hash()), ", the manifest says ",
-                             hash_to_text(manifest.tokenizer_hash)));
+    auto tokenizer_differs = [&](const std::string& found, const std::string& expected) {
+        const bool is_json = real_files().exists((fs::path(folder) / "tokenizer.json").string());
+        differs((fs::path(folder) / (is_json ? "tokenizer.json" : "tokenizer.bin")).string(),
+                text("this tokenizer ", found, ", ", manifest_path, " says ", expected));
+    };
+    if (tokenizer.hash() != manifest.tokenizer_hash) {
+        tokenizer_differs(text("has the hash ", hash_to_text(tokenizer.hash())), hash_to_text(manifest.tokenizer_hash));
+    }
+    if (tokenizer.vocab_size() != manifest.vocab_size) {
+        tokenizer_differs(text("has ", tokenizer.vocab_size(), " ids"), text(manifest.vocab_size));
     }
     if (tokenizer.end_of_text() != manifest.end_of_text) {
-        differs(folder, text("the tokenizer here ends texts with ", tokenizer.end_of_text(), ", the manifest says ",
-                             manifest.end_of_text));
+        tokenizer_differs(text("ends texts with ", tokenizer.end_of_text()), text(manifest.end_of_text));
     }
     check_tokenizer_beside(real_files(), folder, manifest);   // the other file, too
-    const std::string manifest_path = (fs::path(folder) / manifest_file_name).string();
     for (const ShardInfo& shard : manifest.shards) {
-        const TokenFile file(real_files(), (fs::path(folder) / shard.file).string());   // checks header and size
+        const std::string path = (fs::path(folder) / shard.file).string();
+        if (!real_files().exists(path)) differs(manifest_path, text("there is no ", shard.file, " beside it"));
+        const TokenFile file(real_files(), path);   // checks header and size
         check_shard(file, shard, manifest, manifest_path);
         file.check_ids(manifest.vocab_size);
         check_shard_hash(real_files(), file.path(), shard, manifest_path);

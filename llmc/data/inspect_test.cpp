@@ -95,10 +95,16 @@ TEST_CASE("tokenizer_inspect: verify finds whatever is wrong and says where") {
             other.tokens[256] = "<end>";
             Tokenizer(other).save(corpus);
         },
-        "the tokenizer here");
-    prepare(folder);
-    std::filesystem::remove(shard);
-    CHECK_THROWS_AS(verify_corpus(corpus), Error);
+        "tokenizer.json: this tokenizer has the hash ");
+    auto edit_manifest = [&](const std::string& from, const std::string& to) {
+        std::string content = read_whole(real_files(), corpus + "/manifest.json");
+        REQUIRE(content.find(from) != std::string::npos);
+        write_whole(real_files(), corpus + "/manifest.json", content.replace(content.find(from), from.size(), to));
+    };
+    spoil([&] { edit_manifest("\"end_of_text\": 256", "\"end_of_text\": 255"); }, "manifest.json says 255");
+    spoil([&] { edit_manifest("train_000001.bin", "train_000007.bin"); },
+          "manifest.json: there is no train_000007.bin beside it");
+    spoil([&] { std::filesystem::remove(shard); }, "manifest.json: there is no train_000001.bin beside it");
 }
 
 TEST_CASE("tokenizer_inspect: lengths of documents and what masks leave of attention, counted by hand") {

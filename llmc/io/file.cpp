@@ -43,6 +43,41 @@ void check_regular(const std::string& path, const struct stat& info) {
                 "Give a regular file, or a link to one.");
 }
 
+// Folders that are held open, the newest last.
+class HeldFolders {
+public:
+    void add(std::string folder, int descriptor) {
+        while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+        const std::lock_guard lock(mutex_);
+        all_.emplace_back(std::move(folder), descriptor);
+    }
+    void remove(int descriptor) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(all_, [descriptor](const auto& held) { return held.second == descriptor; });
+    }
+    // Returns a path that leads to the same place through the handle of the folder that holds it.
+    std::string through_handle(const std::string& path) const {
+        const std::lock_guard lock(mutex_);
+        for (auto held = all_.rbegin(); held != all_.rend(); ++held) {
+            const std::string& folder = held->first;
+            if (path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/')) {
+                return text("/proc/self/fd/", held->second, path.size() == folder.size() ? "/." : "",
+                            path.substr(folder.size()));
+            }
+        }
+        return path;
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::vector<std::pair<std::string, int>> all_;
+};
+HeldFolders& held_folders() {
+    static HeldFolders folders;
+    return folders;
+}
+std::string place_of(const std::string& path) { return held_folders().through_handle(path); }
+
 class RealFile : public File {
 public:
     RealFile(std::string path, int descriptor, bool grows = false)
@@ -121,7 +156,8 @@ public:
 
     std::unique_ptr<File> open(const std::string& path) const override {
         struct stat info {};
-        if (::stat(path.c_str(), &info) == 0) check_regular(path, info);   // first: opening a device can have effects
+        if (::stat(place_of(path).c_str(), &info) == 0)
+            check_regular(path, info);   // first: opening a device can have effects
         std::unique_ptr<RealFile> file =
             open_with(path, O_RDONLY | O_NONBLOCK);   // O_NONBLOCK: does not hang if the path is a pipe by now
         check_regular(path, file->status());
@@ -135,22 +171,24 @@ public:
     }
 
     void rename(const std::string& from, const std::string& to) override {
-        if (::rename(from.c_str(), to.c_str()) != 0) fail_on_file(text(from, " -> ", to), "rename", errno);
+        if (::rename(place_of(from).c_str(), place_of(to).c_str()) != 0)
+            fail_on_file(text(from, " -> ", to), "rename", errno);
     }
 
     void link(const std::string& from, const std::string& to) override {
-        if (::link(from.c_str(), to.c_str()) != 0) fail_on_file(text(from, " -> ", to), "link", errno);
+        if (::link(place_of(from).c_str(), place_of(to).c_str()) != 0)
+            fail_on_file(text(from, " -> ", to), "link", errno);
     }
 
     void remove_all(const std::string& path) override {
         std::error_code code;
-        std::filesystem::remove_all(path, code);
+        std::filesystem::remove_all(place_of(path), code);
         if (code) fail_on_file(path, "remove", code.value());
     }
 
     void make_folders(const std::string& path) override {
         std::error_code code;
-        std::filesystem::create_directories(path, code);
+        std::filesystem::create_directories(place_of(path), code);
         if (code) fail_on_file(path, "mkdir", code.value());
     }
 
@@ -167,12 +205,12 @@ public:
         return unsynced_;
     }
 
-    bool exists(const std::string& path) const override { return ::access(path.c_str(), F_OK) == 0; }
+    bool exists(const std::string& path) const override { return ::access(place_of(path).c_str(), F_OK) == 0; }
 
     std::vector<std::string> list(const std::string& folder) const override {
         std::error_code code;
         std::vector<std::string> names;
-        for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+        for (const auto& entry : std::filesystem::directory_iterator(place_of(folder), code)) {
             names.push_back(entry.path().filename().string());
         }
         if (code) fail_on_file(folder, "opendir", code.value());
@@ -187,7 +225,7 @@ private:
     static std::unique_ptr<RealFile> open_with(const std::string& path, int flags, bool grows = false) {
         int descriptor;
         do {
-            descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+            descriptor = ::open(place_of(path).c_str(), flags | O_CLOEXEC, 0644);
         } while (descriptor < 0 && errno == EINTR);
         if (descriptor < 0) fail_on_file(path, (flags & O_CREAT) != 0 ? "create" : "open", errno);
         return std::make_unique<RealFile>(path, descriptor, grows);
@@ -199,6 +237,17 @@ private:
 FileSystem& real_files() {
     static RealFiles files;
     return files;
+}
+
+HeldFolder::HeldFolder(const std::string& folder) {
+    descriptor_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor_ < 0) fail_on_file(folder, "open", errno);
+    if (::access(text("/proc/self/fd/", descriptor_, "/.").c_str(), F_OK) == 0) held_folders().add(folder, descriptor_);
+}
+
+HeldFolder::~HeldFolder() {
+    held_folders().remove(descriptor_);
+    ::close(descriptor_);
 }
 
 std::string read_whole(const FileSystem& files, const std::string& path) {

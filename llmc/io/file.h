@@ -57,6 +57,20 @@ public:
 // Returns the machine's own file system.
 FileSystem& real_files();
 
+// Keeps a folder open while it exists: real_files() finds paths below `folder` in the folder that is there now, though
+// it is moved in between, and makes nothing anew where it was. Throws Error(io) if the folder cannot be opened. Does
+// nothing where there is no /proc.
+class HeldFolder {
+public:
+    explicit HeldFolder(const std::string& folder);
+    ~HeldFolder();
+    HeldFolder(const HeldFolder&) = delete;
+    HeldFolder& operator=(const HeldFolder&) = delete;
+
+private:
+    int descriptor_ = -1;
+};
+
 // Views a text as bytes, for File::write.
 inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 

@@ -194,3 +194,55 @@ TEST_CASE("file: what is appended to and then removed, moved or replaced is told
     linked->write(bytes_of("one"));   // a link is followed
     CHECK(linked->size() == 3);
 }
+
+TEST_CASE("file: a folder that is held is written to where it was moved, and nothing is made anew where it was") {
+    for (const bool slash : {false, true}) {   // at the end of the given name
+        TemporaryFolder folder;
+        FileSystem& files = real_files();
+        const std::string run = folder / "run", away = folder / "away";
+        files.make_folders(run);
+        write_whole(files, run + "/old", "old");
+        const HeldFolder held(slash ? run + "/" : run);
+        REQUIRE(::rename(run.c_str(), away.c_str()) == 0);   // as another program does
+        write_whole(files, run + "/new", "new");
+        files.make_folders(run + "/step/inner");
+        files.append(run + "/log");
+        files.link(run + "/new", run + "/step/linked");
+        files.rename(run + "/old", run + "/renamed");
+        files.sync_folder(run);
+        CHECK_FALSE(std::filesystem::exists(run));
+        CHECK(files.list(run) == std::vector<std::string>{"log", "new", "renamed", "step"});
+        CHECK(files.list(away) == files.list(run));
+        CHECK(read_whole(files, away + "/step/linked") == "new");
+        CHECK(read_whole(files, run + "/renamed") == "old");
+        CHECK(files.exists(run + "/."));
+        files.remove_all(run + "/step");
+        CHECK_FALSE(std::filesystem::exists(away + "/step"));
+        write_whole(files, folder / "runner", "another path that begins alike");
+        CHECK(std::filesystem::exists(folder / "runner"));
+        CHECK(message_of([&] { files.create(run + "/none/new"); }).starts_with(run + "/none/new: create failed"));
+        std::filesystem::remove_all(away);
+        CHECK(message_of([&] { files.make_folders(run + "/step"); }).starts_with(run + "/step: mkdir failed"));
+        CHECK_FALSE(std::filesystem::exists(run));
+    }
+}
+
+TEST_CASE("file: a folder is held as long as its holder, and the later of two holders of a path counts") {
+    TemporaryFolder folder;
+    FileSystem& files = real_files();
+    const std::string run = folder / "run";
+    files.make_folders(run);
+    {
+        const HeldFolder first(run);
+        REQUIRE(::rename(run.c_str(), (folder / "first").c_str()) == 0);
+        std::filesystem::create_directory(run);
+        {
+            const HeldFolder second(run);
+            write_whole(files, run + "/of", "second");
+        }
+        CHECK(std::filesystem::exists(run + "/of"));
+        CHECK_FALSE(files.exists(run + "/of"));   // of the first one again
+    }
+    CHECK(read_whole(files, run + "/of") == "second");
+    CHECK(message_of([&] { HeldFolder(folder / "none"); }).find("none: open failed") != std::string::npos);
+}

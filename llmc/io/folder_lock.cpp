@@ -44,6 +44,7 @@ FolderLock::FolderLock(const std::string& folder, As rank) {
                          length > 0 ? text(" (", holder, ")") : std::string()),
                     "Wait until it and all its ranks have ended, stop them, or give another folder.");
     }
+    held_.emplace(folder);
     if (rank == As::other) return;
     const std::string own = text("process ", ::getpid(), " on ", host_name());
     if (::ftruncate(descriptor_, 0) == 0)

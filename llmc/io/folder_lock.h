@@ -3,10 +3,14 @@
 //
 // The lock is the kernel's (flock) on FOLDER/lock, so it ends with the process, however that ends; the file stays and
 // names the process that took it last. All ranks of a run hold it, because a rank that outlives the first one for a
-// moment may still be writing. File systems without such locks are used without one.
+// moment may still be writing. File systems without such locks are used without one. A run that has the lock holds the
+// folder too (HeldFolder): if it is moved, all that is written goes where it was moved to.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "llmc/io/file.h"
 
 class FolderLock {
 public:
@@ -21,4 +25,5 @@ public:
 
 private:
     int descriptor_ = -1;
+    std::optional<HeldFolder> held_;
 };

@@ -98,10 +98,7 @@ std::string list_names(const char* prefix, const std::array<Size, n>& sizes) {
 
 [[noreturn]] void no_such_model(const std::string& descriptor) {
     throw Error(ErrorKind::usage, text("there is no model named '", descriptor, "'"),
-                text("Known are ", list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
-                     list_names("llama:", llama_sizes), ", ", list_names("qwen3:", qwen3_sizes),
-                     ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768); or give "
-                     "--layers, --heads and --channels."));
+                text("Known are ", model_names(), "; or give --layers, --heads and --channels."));
 }
 
 std::optional<std::int64_t> parse_number(const std::string& digits) {
@@ -358,6 +355,12 @@ bool is_descriptor(const std::string& text) {
         if (text.starts_with(family)) return true;
     }
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
+}
+
+std::string model_names() {
+    return text(list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
+                list_names("llama:", llama_sizes), ", ", list_names("qwen3:", qwen3_sizes),
+                ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768)");
 }
 
 ModelConfig model_config(const std::string& descriptor) {

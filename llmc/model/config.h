@@ -82,7 +82,9 @@ struct ModelConfig {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
-    friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields
+    // The type in the config.json that it was read from, which families with the same models share; null: none.
+    const char* model_type = nullptr;
+    friend bool operator==(const ModelConfig& a, const ModelConfig& b);   // all fields of the table
 };
 
 // A field of ModelConfig with its option and its keys in files. Import, export, options and settings iterate over one
@@ -122,6 +124,9 @@ std::string beyond_llmc(const ModelConfig& config);   // first field that an llm
 // Rows of the embedding come in multiples of this, so that the classifier's matmuls stay aligned (as in llm.c).
 constexpr std::int64_t vocab_padding = 128;
 std::int64_t padded_vocab(std::int64_t vocab_size);
+
+// Returns a list of all descriptors, for people.
+std::string model_names();
 
 // Returns the model that a descriptor names, with GPT-2's vocabulary. Depths outside llm.c's table (`d10`) get 64
 // channels per layer and heads of 64. Throws Error(usage) listing the names that exist.

@@ -190,7 +190,7 @@ void count_random_layouts(int layouts, unsigned seed) {
                 o.architecture["experts"] = 4, o.architecture["experts-per-token"] = any(1, 2);
                 o.ep = any(1, 2, 4);
             }
-            if (o.ep == 1 && layout.dp * layout.cp % 2 == 0 && any(0, 1)) o.zero_group = 2;
+            if (o.ep == 1 && layout.dp * layout.cp % 2 == 0 && any(0, 1) && layout.zero > 0) o.zero_group = 2;
             if (o.pp == 2 && layout.micro_batches % 2 == 0 && any(0, 1)) {
                 o.pp_schedule = PipelineKind::interleaved, o.pp_chunks = 2;
             }

@@ -59,6 +59,11 @@ void check_pipeline(const Options& o) {
               "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
 }
 
+void check_zero_group(const Options& o) {
+    refuse_if(o.zero == 0 && o.zero_group > 0, text("--zero-group ", o.zero_group, " with --zero 0"),
+              "Give --zero 1, 2 or 3, which share something out, or leave --zero-group out.");
+}
+
 // Refuses group sizes that do not divide the heads of a tp rank.
 void check_heads(const Options& options, const ModelConfig& config) {
     auto works = [&](std::int64_t ulysses) { return config.shares_heads(options.tp * ulysses); };
@@ -124,6 +129,7 @@ PipelineShape pipeline_shape(const Options& options) {
 }
 
 void check_layout(const Options& o) {
+    check_zero_group(o);
     check_pipeline(o);
     check_context(o);
     for (std::int64_t length : shorter_lengths(o)) {
@@ -295,6 +301,7 @@ void check_total_batch(const Options& o) {
 
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
+    check_zero_group(options);
     check_total_batch(options);
     if (options.pp == 1) return;
     for (std::int64_t tokens : options.tokens_by_step().values()) check_micro_batches(options.with_batch(tokens));

@@ -31,7 +31,7 @@ WorldOptions world_options(const Options& options) {
     result.cp = options.cp;
     result.tp = options.tp;
     result.dp = options.dp;
-    result.zero_group = options.zero > 0 ? options.zero_group : 0;
+    result.zero_group = options.zero_group;
     result.ep = options.ep;
     result.watchdog.silence_seconds = options.peer_timeout_s;
     result.watchdog.stall_seconds = options.stall_timeout_s;
@@ -96,15 +96,25 @@ std::vector<AskedEvaluation> asked_evaluations(const Options& options) {
     return asked;
 }
 
+// Reads a file of questions; an error of reading names the option, too.
+static std::string read_questions(const std::string& flag, const std::string& path) {
+    try {
+        return read_whole(real_files(), path);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::io) throw;
+        throw Error(ErrorKind::io, text(flag, " ", error.message()), error.hint());
+    }
+}
+
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
                                                           const std::string& tokenizer) {
     std::vector<std::unique_ptr<Evaluation>> evaluations;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
     for (const auto& [asked, path] : asked_evaluations(options)) {
-        const std::string content = read_whole(real_files(), path);
+        const bool any = path == options.hellaswag_data;   // llm.c's option: any multiple-choice file
+        const std::string content = read_questions(any ? "--hellaswag-data" : text("--eval ", asked->name), path);
         std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
         const NamedSource& found = source_of_questions(content, path);
-        const bool any = path == options.hellaswag_data;   // llm.c's option: any multiple-choice file
         if (&found != asked && !(any && found.source != QuestionSource::lambada)) {
             throw Error(ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),
                         text("Prepare them as docs/data.md says, or with `tokenize --questions ", asked->name, "`."));

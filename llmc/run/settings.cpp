@@ -57,7 +57,7 @@ void asked(Table& table, const Options& o) {
     }
     if (o.ep > 1) table.row("expert-parallel ranks", text(o.ep, ", that each hold other experts"));
     const int zero_ranks = o.data_ranks() * o.cp;
-    const bool groups = o.zero > 0 && o.zero_group > 0 && o.zero_group < zero_ranks;
+    const bool groups = o.zero_group > 0 && o.zero_group < zero_ranks;
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
                             : groups ? text(o.zero, ", ", zero_ranks / o.zero_group, " groups of ", o.zero_group)
                                      : text(o.zero));

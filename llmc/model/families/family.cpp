@@ -292,6 +292,8 @@ std::string ModelFamily::beyond(const ModelConfig& config) const {
 }
 
 const ModelFamily& family_of(const ModelConfig& config) {
+    const ModelFamily* const read_as = config.model_type != nullptr ? find_family(config.model_type) : nullptr;
+    if (read_as != nullptr && !is_only_ours(*read_as) && read_as->beyond(config).empty()) return *read_as;
     return *std::ranges::find_if(families(), [&](const ModelFamily& family) { return family.beyond(config).empty(); });
 }
 const ModelFamily* find_family(const std::string& model_type) {
@@ -377,6 +379,7 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
     const Json json = family->llama ? flattened(given, path) : given;
     check_settings(json, path, *family);
     ModelConfig config = family->implied;
+    config.model_type = family->model_type;
     for (const ModelField& field : model_fields()) {
         const char* const key = family->key(field);
         if (key == nullptr) continue;

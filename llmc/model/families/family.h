@@ -35,7 +35,8 @@ struct ModelFamily {
     std::string beyond(const ModelConfig& config) const;
 };
 
-// Returns the first family that has the model; the last one has every model.
+// Returns the family that the model was read as, where it has the model still, else the first one that has it; the last
+// one has every model.
 const ModelFamily& family_of(const ModelConfig& config);
 // Returns the family of this model_type; null: there is none.
 const ModelFamily* find_family(const std::string& model_type);

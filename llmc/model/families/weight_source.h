@@ -33,7 +33,9 @@ public:
     virtual ~WeightSource() = default;
     virtual const ModelConfig& config() const = 0;
     virtual std::string description() const = 0;   // for the log: what was opened
-    virtual DType type() const = 0;                // fp32 or bf16, which holds what the files hold
+    // Returns the file in which an element of a parameter, in the program's own shape, is.
+    virtual std::string file_of(const ParamInfo&, std::int64_t /*element*/) const { return description(); }
+    virtual DType type() const = 0;   // fp32 or bf16, which holds what the files hold
     virtual std::vector<float> read(const ParamInfo& param) const = 0;
     // Returns the biases with which the model's routers choose experts, (L, E) (llmc/model/sublayers/router_bias.h);
     // else empty.

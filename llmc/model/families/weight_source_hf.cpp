@@ -88,6 +88,13 @@ public:
 
     const ModelConfig& config() const override { return table_.config(); }
     std::string description() const override { return text("Hugging Face model ", folder_); }
+    std::string file_of(const ParamInfo& param, std::int64_t element) const override {
+        const std::int64_t row = element / param.tensor.cols;
+        const std::vector<FileTensor> tensors = tensors_of(param);
+        const auto after =
+            std::ranges::find_if(tensors, [row](const FileTensor& tensor) { return row < tensor.first_row; });
+        return sources_.at(std::prev(after)->name).file->path();
+    }
     DType type() const override {
         const bool narrow = std::ranges::all_of(table_.all(), [this](const ParamInfo& param) {
             return std::ranges::all_of(tensors_of(param), [this](const FileTensor& tensor) {

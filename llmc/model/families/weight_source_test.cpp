@@ -276,6 +276,43 @@ TEST_CASE("weight_source: a Llama's inverse frequencies are passed over, layers,
     }
 }
 
+TEST_CASE("weight_source: the file of an element is that of its block of rows") {
+    ModelConfig config = small;
+    config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.mlp = MlpKind::swiglu;
+    config.bias = false, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
+    const ParamTable table(config);
+    TemporaryFolder folder;
+    Json map = Json::object();
+    auto in_second = [](const std::string& name) {
+        return name.find("k_proj") != std::string::npos || name.find("up_proj") != std::string::npos;
+    };
+    for (const std::string file : {"one", "two"}) {   // keys and ups are in the second file
+        std::vector<TensorEntry> entries;
+        for (const ParamInfo& param : table.all()) {
+            for (const FileTensor& tensor : file_tensors(table, param)) {
+                if (in_second(tensor.name) != (file == "two")) continue;
+                entries.push_back({tensor.name, TensorType::F32, tensor.shape, 0});
+                map.add(tensor.name, file + ".safetensors");
+            }
+        }
+        SafetensorsWriter writer(real_files().create(folder / (file + ".safetensors")), entries, {});
+        for (const TensorEntry& entry : entries) writer.write(std::vector<std::byte>(entry.bytes()));
+        writer.finish();
+    }
+    write_whole(real_files(), folder / "model.safetensors.index.json", to_text(Json::object({{"weight_map", map}})));
+    write_whole(real_files(), folder / "config.json", to_text(hugging_face_config(config, "float32")));
+    const auto weights = open_weights(real_files(), folder.path());
+    for (const char* name : {"attn.c_attn.weight", "mlp.c_fc.weight", "ln_1.weight"}) {
+        const ParamInfo& param = table[table.index(name, 1)];
+        INFO(param.name);
+        for (const FileTensor& tensor : file_tensors(table, param)) {
+            const std::string expected = folder / (in_second(tensor.name) ? "two.safetensors" : "one.safetensors");
+            CHECK(weights->file_of(param, tensor.first_row * param.tensor.cols) == expected);
+            CHECK(weights->file_of(param, (tensor.first_row + tensor.rows) * param.tensor.cols - 1) == expected);
+        }
+    }
+}
+
 TEST_CASE("weight_source: doubles are converted, types without numbers refused where the model needs them") {
     const ParamTable table(small);
     auto write = [&](const TemporaryFolder& folder, TensorType first_type, const std::vector<TensorEntry>& extra) {

@@ -158,6 +158,30 @@ TEST_CASE("tokenizer_split: cl100k, Llama-3 and Qwen differ in white space at th
     CHECK(pieces_of(SplitRule::llama3, "\tword '\xc5\xbf't") == Pieces{"\tword", " '", "\xc5\xbf", "'t"});
 }
 
+TEST_CASE(
+    "tokenizer_split: a URL and the line end behind it: its last signs take line ends along, but under GPT-2's rule") {
+    for (const std::string end : {"\n", "\r\n", "\n\n", "\r"}) {
+        for (const SplitRule rule : {SplitRule::cl100k, SplitRule::llama3, SplitRule::qwen}) {
+            CHECK(pieces_of(rule, "https://a" + end + "z") == Pieces{"https", "://", "a", end, "z"});
+            CHECK(pieces_of(rule, "https://a/" + end + "z") == Pieces{"https", "://", "a", "/" + end, "z"});
+            CHECK(pieces_of(rule, "https://" + end + "z") == Pieces{"https", "://" + end, "z"});
+            CHECK(pieces_of(rule, "https://a/?" + end + "/z") == Pieces{"https", "://", "a", "/?" + end, "/z"});
+        }
+    }
+    CHECK(pieces_of(SplitRule::gpt2, "https://a/\nz") == Pieces{"https", "://", "a", "/", "\n", "z"});
+    CHECK(pieces_of(SplitRule::gpt2, "https://\n\nz") == Pieces{"https", "://", "\n", "\n", "z"});
+    for (const SplitRule rule : known_rules) {   // nor is a cut between the two safe where they are one piece
+        for (const std::string text :
+             {"see https://a/\nsee https://b/\n", "x https://\r\n", "x https://a.b/c?d=e\n\ny"}) {
+            const std::size_t cut = last_safe_cut({rule, ""}, text);
+            Pieces parts = pieces_of(rule, text.substr(0, cut));
+            const Pieces rest = pieces_of(rule, text.substr(cut));
+            parts.insert(parts.end(), rest.begin(), rest.end());
+            CHECK(parts == pieces_of(rule, text));
+        }
+    }
+}
+
 TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on random text of every length") {
     if (!have_pcre2()) return;
     std::mt19937 random(1);
