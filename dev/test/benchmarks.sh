@@ -9,7 +9,9 @@ needs "$bench"
 "$bench" --list >"$work/list"
 missing=0
 for name in adamw 'global norm' 'own attention forward' 'library attention backward' 'bias gradient' classifier \
-    'embedding backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' step traffic; do
+    'embedding backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' \
+    'rotary forward' 'rotary backward' 'swiglu forward' 'swiglu backward' 'own attention forward B=[0-9]* NH=9 KV=3' \
+    'library attention backward B=[0-9]* NH=9 KV=3' step traffic; do
     grep -q "^$name" "$work/list" || { echo "not in --list: $name"; missing=1; }
 done
 verdict $missing "--list names every kind of operation"
@@ -24,6 +26,13 @@ grep -q "\"bytes\": $((3 * rows * 768 * 2)).0" "$work/residual.json" && [ "$(gre
 verdict $? "the JSON holds that operation alone, with its bytes by formula"
 awk '$1 == "residual" { ok = $5 > 0 && $NF == 4608 } END { exit !ok }' FS=' +' "$work/table" && grep -q '^copy [0-9]' "$work/table"
 verdict $? "the table holds a speed, bytes per token and the machine's copy speed"
+
+"$bench" --filter 'swiglu *' --json "$work/swiglu.json" >"$work/swiglu"
+verdict $? "SwiGLU measured, forward and backward"
+rows=$(sed -nE 's/^swiglu forward R=([0-9]+) F=1536$/\1/p' "$work/list")
+# forward reads (R, 2F) and writes (R, F); backward reads both again and writes (R, 2F)
+grep -q "\"bytes\": $((3 * rows * 1536 * 2)).0" "$work/swiglu.json" && grep -q "\"bytes\": $((5 * rows * 1536 * 2)).0" "$work/swiglu.json"
+verdict $? "and its bytes by formula"
 
 "$bench" --filter traffic >"$work/traffic"
 verdict $? "the traffic of a large step, recorded at small ones"

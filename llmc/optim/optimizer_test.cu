@@ -287,6 +287,39 @@ TEST_CASE("optimizer: every layout makes of a rule what one process does; ZeRO 0
     }
 }
 
+TEST_CASE("optimizer: Muon and LAMB of a Llama are one process's on every axis; ZeRO 0 and 1, 2 and 3 to the bit") {
+    for (const ModelKind kind : {ModelKind::llama, ModelKind::olmo2}) {   // norms of heads, and of rows
+        for (const OptimizerKind rule : {OptimizerKind::muon, OptimizerKind::lamb}) {
+            Layout alone{1, 0, 4};
+            alone.kind = kind, alone.heads = 4, alone.kv_heads = 2, alone.optimizer = rule, alone.lr = rate_of(rule);
+            const Result expected = Rank(alone).train(5);
+            CHECK(expected.losses.back() < expected.losses[1]);
+            auto with = [&](int dp, int zero, int tp, int pp, int cp) {
+                Layout layout = alone;
+                layout.dp = dp, layout.zero = zero, layout.tp = tp, layout.cp = cp, layout.pipe.stages = pp;
+                layout.sequence_parallel = tp > 1, layout.micro_batches = 4 / dp;
+                certify(layout, expected);
+            };
+            with(2, 1, 2, 1, 1);
+            with(1, 0, 4, 1, 1);   // pairs of ranks hold copies of a KV head
+            with(2, 2, 1, 2, 1);
+            with(1, 3, 1, 1, 2);
+            std::vector<Result> results(4);
+            for (int zero = 0; zero < 4; zero++) {
+                Layout layout = alone;
+                layout.dp = 2, layout.zero = zero, layout.micro_batches = 1;
+                on_layout(layout, [&](Rank& rank, TestRank& me) {
+                    const Result found = rank.train(5);
+                    require_same_everywhere(found, me);
+                    if (me.rank() == 0) results[static_cast<std::size_t>(zero)] = found;
+                });
+            }
+            CHECK(results[0] == results[1]);
+            CHECK(results[2] == results[3]);
+        }
+    }
+}
+
 // Each expert is a matrix of its own, whichever rank holds it.
 TEST_CASE("optimizer: Muon of experts that are dealt out is one process's; ZeRO 0 and 1, 2 and 3 to the bit") {
     Layout alone{1, 0, 2};

@@ -77,12 +77,14 @@ struct Case {
     const ModelField* field = nullptr;   // model field that is set to `value`
     double value = 0;
     int experts = 0;
+    std::optional<QkNorm> llama = {};   // a model of Llama's kind with this norm of queries and keys; none: a GPT-2
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
                     mesh.zero_group > 0 ? text(" in groups of ", mesh.zero_group) : "", tied ? "" : ", untied",
                     masters ? ", masters" : "", interleaved ? ", interleaved" : "",
                     kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "",
                     field != nullptr ? text(", ", field->name, " ", value) : "",
+                    llama ? text(", Llama with norm ", static_cast<int>(*llama)) : "",
                     experts > 0 ? text(", ", experts, " experts") : "", mesh.ep > 1 ? text(", ep ", mesh.ep) : "");
     }
 };
@@ -94,6 +96,10 @@ ModelConfig config_of(const Case& c, std::int64_t channels = 24) {
     config.tied = c.tied;
     if (c.experts > 0) config.experts = c.experts, config.shared_experts = 1, config.own_expert_width = 8;
     if (c.kv_heads > 0) config.heads = 6, config.own_kv_heads = c.kv_heads, config.own_head_size = 8;
+    if (c.llama) {
+        config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.bias = false;
+        config.mlp = MlpKind::swiglu, config.own_mlp_width = 48, config.own_head_size = 16, config.qk_norm = *c.llama;
+    }
     if (c.field != nullptr) config = plain_for(*c.field, of_four_heads()), c.field->set(config, c.value);
     return config;
 }
@@ -445,6 +451,28 @@ TEST_CASE("reshard: a sample of meshes writes the folder of one process, and rea
     for (const MeshShape& mesh : {MeshShape{1, 1, 1, 2}, MeshShape{1, 1, 1, 6}, MeshShape{2, 2, 1, 2}}) {
         for (const int kv_heads : {1, 2}) {   // held by one rank or several
             for (int zero : {0, 1, 3}) reshard(folder, {mesh, zero, true, rounded_parameters, false, kv_heads});
+        }
+    }
+}
+
+TEST_CASE("reshard: blocks of gate and up, norms of queries and keys and grouped queries together, likewise") {
+    const SharedFolder folder;
+    struct Sample {
+        MeshShape mesh;
+        int zero;
+        bool tied = false, interleaved = false, deals = false;
+    };
+    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::row}) {
+        for (const auto& [mesh, zero, tied, interleaved, deals] :
+             {Sample{{1, 1, 1, 2}, 0}, Sample{{1, 2, 1, 2}, 3}, Sample{{1, 3, 1, 2}, 1, true}, Sample{{2, 2, 1, 2}, 2},
+              Sample{{1, 1, 1, 6}, 1}, Sample{{1, 2, 2, 1}, 3}, Sample{{1, 4, 1, 1, 2}, 2},
+              Sample{{2, 1, 1, 2}, 1, true, true}, Sample{{1, 2, 1, 2}, 1, false, false, true},
+              Sample{{1, 3, 1, 1}, 1, true, false, true}}) {
+            for (const int kv_heads : {2, 6}) {
+                Case c{mesh, zero, tied, rounded_parameters, interleaved, kv_heads, deals};
+                c.llama = norm;
+                reshard(folder, c);
+            }
         }
     }
 }
