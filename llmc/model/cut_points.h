@@ -146,8 +146,7 @@ struct StageTools {
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
     bool force_balance = false;           // experts are chosen in turn
-    DocumentsView documents = {};         // masks of the current micro-batch, if documents are masked
 
     // Returns the positions of this rank's tokens: in their documents if these are masked, else in the sequence.
-    Positions positions() const;
+    Positions positions(const Batch& batch) const;
 };

@@ -4,8 +4,8 @@
 #include "llmc/kernels/rows/embedding.cuh"
 
 Positions CutPoints::positions() const { return {}; }
-Positions StageTools::positions() const {
-    if (documents.positions != nullptr) return {.of_rows = documents.positions};
+Positions StageTools::positions(const Batch& batch) const {
+    if (batch.documents.positions != nullptr) return {.of_rows = batch.documents.positions};
     return cut_points.positions();
 }
 
@@ -23,7 +23,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
                                         .C = sizes.C,
                                         .V = sizes.Vp,
                                         .first_token = sizes.first_token,
-                                        .positions = tools_.positions()};
+                                        .positions = tools_.positions(batch)};
     // the first call embeds all rows
     auto work = [&](Rows rows) {
         if (rows.first == 0) embedding_forward(args, tools_.stream);
@@ -38,7 +38,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
     const GradientTarget dwte = gradients.next(parameters_.index("wte.weight"));
     const GradientTarget dwpe = wpe_ ? gradients.next(wpe_index_) : GradientTarget{{nullptr, gradients.type()}};
     const floatX* const dout_rows = tools_.cut_points.reduce_from_tp_backward(dout, queue, tools_.stream);
-    const TokenGroupsView& positions = tools_.documents.position_groups;
+    const TokenGroupsView& positions = batch.documents.position_groups;
     const bool grouped = positions.order != nullptr && wpe_ != nullptr;
     const auto max_positions = static_cast<int>(sizes.model.max_seq_len);
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
@@ -55,7 +55,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
                                                         .max_positions = max_positions,
                                                         .accumulate_wpe = dwpe.accumulate,
                                                         .first_token = sizes.first_token,
-                                                        .positions = tools_.positions()},
+                                                        .positions = tools_.positions(batch)},
                            tools_.stream);
         if (!grouped) return;
         if (!dwpe.accumulate) fill(wpe, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);

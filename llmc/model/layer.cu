@@ -35,32 +35,34 @@ std::optional<NextNorm> Layer::second_norm(const LayerActivations& a) const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Training
 
-void Layer::forward(floatX* out, const floatX* in, const LayerActivations& a) const {
+void Layer::forward(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
-    run(out, in, a, false);
+    run(out, in, batch, a, false);
 }
 
 // Runs forward; `again` without the last sum.
-void Layer::run(floatX* out, const floatX* in, const LayerActivations& a, bool again) const {
+void Layer::run(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a, bool again) const {
     if (const auto ln_1 = first_norm(a)) ln_1->norm.forward(ln_1->to, in);
-    attention_.forward({.out = a.residual2, .in = in, .next = second_norm(a), .again = again}, a.attention);
-    const SublayerForward second{.out = out, .in = a.residual2, .again = again};
+    attention_.forward({.out = a.residual2, .in = in, .batch = batch, .next = second_norm(a), .again = again},
+                       a.attention);
+    const SublayerForward second{.out = out, .in = a.residual2, .batch = batch, .again = again};
     experts_ ? experts_->forward(second, a.experts) : mlp_->forward(second, a.mlp);
 }
 
-void Layer::recompute(const floatX* in, const LayerActivations& a, Recompute level) const {
-    if (level == Recompute::block) return run(nullptr, in, a, true);
+void Layer::recompute(const floatX* in, const Batch& batch, const LayerActivations& a, Recompute level) const {
+    if (level == Recompute::block) return run(nullptr, in, batch, a, true);
     attention_.recompute(in, a.attention, level);
     experts_ ? experts_->recompute(a.residual2, a.experts, level) : mlp_->recompute(a.residual2, a.mlp, level);
 }
 
-void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
-                     Gradients& gradients, WeightGradientQueue& queue) const {
+void Layer::backward(floatX* dresidual, const floatX* in, const Batch& batch, const LayerActivations& a,
+                     const Delayed* delayed, Gradients& gradients, WeightGradientQueue& queue) const {
     const ProfileRange range(name_.c_str());
     const std::int64_t norm_bytes = norm_elements(tools_.sizes.model) * gradients.element_bytes();
     std::byte* const delayed_norms = delayed ? delayed->norms : nullptr;
     const SublayerBackward second{.dresidual = dresidual,
                                   .in = a.residual2,
+                                  .batch = batch,
                                   .delayed_dout = delayed ? delayed->out : nullptr,
                                   .delayed_norms = delayed_norms ? delayed_norms + norm_bytes : nullptr,
                                   .gradients = gradients,
@@ -68,6 +70,7 @@ void Layer::backward(floatX* dresidual, const floatX* in, const LayerActivations
     experts_ ? experts_->backward(second, a.experts) : mlp_->backward(second, a.mlp);
     attention_.backward({.dresidual = dresidual,
                          .in = in,
+                         .batch = batch,
                          .delayed_dout = delayed ? a.residual2 : nullptr,
                          .delayed_norms = delayed_norms,
                          .gradients = gradients,

@@ -20,9 +20,9 @@ public:
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
     // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`.
-    void forward(floatX* out, const floatX* in, const LayerActivations& a) const;
+    void forward(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
-    void recompute(const floatX* in, const LayerActivations& a, Recompute level) const;
+    void recompute(const floatX* in, const Batch& batch, const LayerActivations& a, Recompute level) const;
     // Memory for delayed gradients of weights: the layer's output, whose place a copy of its gradient takes; and
     // (2, norm_elements) of the gradients' type for gradients of norms, or null if these go to their place at once.
     struct Delayed {
@@ -31,8 +31,8 @@ public:
     };
     // Runs backward. dresidual (residual rows, C): before, the gradient of `out`; after, that of `in`. `delayed`: null
     // unless gradients of weights are delayed.
-    void backward(floatX* dresidual, const floatX* in, const LayerActivations& a, const Delayed* delayed,
-                  Gradients& gradients, WeightGradientQueue& queue) const;
+    void backward(floatX* dresidual, const floatX* in, const Batch& batch, const LayerActivations& a,
+                  const Delayed* delayed, Gradients& gradients, WeightGradientQueue& queue) const;
 
     // Generation: runs the layer on positions [position, position + rows) of a sequence, whose residual stream (rows,
     // C) is `residual`; ln_1 has been made already. `next`: the norm that reads the output: the head's, or the next
@@ -49,7 +49,7 @@ public:
 
 private:
     std::optional<NextNorm> second_norm(const LayerActivations& a) const;
-    void run(floatX* out, const floatX* in, const LayerActivations& a, bool again) const;
+    void run(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a, bool again) const;
 
     const StageTools& tools_;
     std::string name_;   // "h.3", for profilers

@@ -19,6 +19,7 @@ struct NextNorm {
 struct SublayerForward {
     floatX* out;        // (Rr, C): the sum; null: not needed, only what backward reads
     const floatX* in;   // (Rr, C): the residual stream, whose norm has been made already, unless norms come after
+    const Batch& batch;
     std::optional<NextNorm> next = std::nullopt;   // the norm of `out` that the next sublayer reads
     bool again = false;                            // recompute: choices are not made again
 };
@@ -26,6 +27,7 @@ struct SublayerForward {
 struct SublayerBackward {
     floatX* dresidual;   // (Rr, C): before, the gradient of the output; after, that of the input
     const floatX* in;    // (Rr, C), as given to forward
+    const Batch& batch;
     // Memory for a copy of the output's gradient, (Rr, C), which delayed gradients of weights read: the original
     // changes before. Null: not delayed. (Other copies take the place of activations that nobody reads again.)
     floatX* delayed_dout;

@@ -53,7 +53,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
     std::vector<std::int64_t> taken(members.size(), 0);   // elements of each member's pieces
     for (const TensorLayout& tensor : storage.tensors()) {
         const ParamInfo& info = storage.table()[tensor.param];
-        if (!is_muon_matrix(info)) continue;
+        if (!info.orthogonal) continue;
         ENSURE(place.mesh.tp == 1 || info.tensor.cut != TensorCut::none, info.name,
                " is a matrix that tp does not cut");
         std::int64_t begin = 0;

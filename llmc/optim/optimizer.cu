@@ -14,7 +14,7 @@ constexpr bool kRoundedParameters = std::is_same_v<floatX, bf16>;   // so master
 
 // Returns the rule of one parameter.
 OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
-    const bool others = options.optimizer == OptimizerKind::muon && !is_muon_matrix(info);
+    const bool others = options.optimizer == OptimizerKind::muon && !info.orthogonal;
     return others ? OptimizerKind::adamw : options.optimizer;
 }
 
@@ -206,7 +206,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     states.push_back({.name = "m"});
     if (has_second_moment(options.optimizer)) states.push_back({.name = "v"});
     if (options.optimizer == OptimizerKind::muon) {
-        states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !is_muon_matrix(info); }});
+        states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !info.orthogonal; }});
     }
     if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
     return states;

@@ -34,8 +34,5 @@ struct OptimizerState : OptimizerStateSpec {
     ModelState<float> values;
 };
 
-// True if Muon makes the parameter's updates orthogonal: the matrices of layers. AdamW updates the others.
-inline bool is_muon_matrix(const ParamInfo& info) { return info.is_layer_matrix(); }
-
 // Returns the list of states for a run's options.
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options);

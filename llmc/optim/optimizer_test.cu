@@ -201,7 +201,7 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
         int matrices = 0, together_is_seen = 0;
         for (int param = 0; param < stage.table().size(); param++) {
             const ParamInfo& info = stage.table()[param];
-            if (!is_muon_matrix(info)) continue;
+            if (!info.orthogonal) continue;
             const Doubles after = weights(param), &w = before[static_cast<std::size_t>(param)],
                           &g = gradients[static_cast<std::size_t>(param)];
             auto off = [&](std::size_t begin, std::size_t end, std::size_t rows) {   // relative to the update
@@ -375,7 +375,7 @@ std::vector<int> owners_under_zero_1(const ParamTable& table, int ranks) {
     std::vector<std::size_t> params;
     Doubles costs;
     for (std::size_t param = 0; param < owners.size(); param++) {
-        if (!is_muon_matrix(table.all()[param])) continue;
+        if (!table.all()[param].orthogonal) continue;
         params.push_back(param);
         costs.push_back(cost_of(table.all()[param].tensor));
     }
@@ -462,7 +462,7 @@ TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of
         const Doubles expected = bytes_of_muon(table, layout.mesh(), zero);
         double matrices = 0, sum = 0;
         for (const ParamInfo& info : table.all()) {
-            if (is_muon_matrix(info)) matrices += static_cast<double>(info.tensor.elements());
+            if (info.orthogonal) matrices += static_cast<double>(info.tensor.elements());
         }
         for (const double sent : expected) sum += sent;
         const double n = zero > 1 ? N * tp : tp;   // with equal cuts each owner keeps 1 / n

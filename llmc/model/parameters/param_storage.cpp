@@ -77,7 +77,7 @@ void ParamStorage::deal_matrices() {
     for (const LayerRange& chunk : stage_.chunks) {
         for (std::int64_t layer = chunk.begin; layer < chunk.end; layer++) {
             for (int param : table_.unit_params(table_.layer_unit(static_cast<int>(layer)))) {
-                if (!table_[param].is_layer_matrix()) continue;
+                if (!table_[param].orthogonal) continue;
                 const TensorSpec& tensor = table_[param].tensor;
                 double cost = 0;
                 for (std::int64_t rows : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {

@@ -97,7 +97,7 @@ TEST_CASE("param_storage: matrices that are dealt out are whole on one rank each
                 const std::int64_t kept = storage.padded_elements(tensor, StateKind::optimizer);
                 CHECK(storage.tensor_offset(tensor, StateKind::parameters) == tensor.offset);
                 CHECK(storage.tensor_offset(tensor, StateKind::optimizer) % shard_alignment == 0);
-                if (!info.is_layer_matrix()) {
+                if (!info.orthogonal) {
                     CHECK(kept * dp == tensor.padded);
                     continue;
                 }

@@ -25,6 +25,7 @@ struct ParamRow {
     Init init = Init::zeros;
     bool writes_residual = false;    // drawn smaller by the root of the number of such tensors: GPT-2, section 2.3
     bool decays = false;             // weight decay: matrices and embeddings, as llm.c
+    bool orthogonal = false;         // Muon makes its updates orthogonal: matrices of layers (Jordan, 2024)
     bool hf_transposed = false;      // Hugging Face stores it [in, out] (GPT-2's Conv1D)
     std::int64_t padding_rows = 0;   // the last ones, always zero
 
@@ -44,8 +45,6 @@ struct ParamInfo : ParamRow {
     int layer = -1;           // -1 outside the layers; `name` is then whole, else it begins with "h.<layer>."
     int unit = 0;             // 0 embedding, 1 + l layer l, 1 + L head
     float deviation = 0.0f;   // standard deviation of Init::normal
-
-    bool is_layer_matrix() const { return layer >= 0 && is_matrix(); }
 
     // Returns what stands for the tensor in random keys (random_key of rng.h), of the initial weights and of stochastic
     // rounding. Element i is drawn with counter i. So a draw depends on the seed, the name and i alone: not on the

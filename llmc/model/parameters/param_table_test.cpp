@@ -121,6 +121,7 @@ TEST_CASE("param_table: initialisation, decay and orientation are GPT-2's") {
     CHECK(table[table.index("mlp.c_fc.weight", 5)].deviation == doctest::Approx(0.02));
     for (const ParamInfo& param : table.all()) {
         CHECK(param.decays == param.is_matrix());
+        CHECK(param.orthogonal == (param.is_matrix() && param.layer >= 0));
         CHECK(param.hf_transposed == (param.is_matrix() && param.layer >= 0));
         if (!param.is_matrix()) CHECK(param.tensor.cols == 1);
         if (param.name.ends_with("bias")) CHECK(param.init == Init::zeros);

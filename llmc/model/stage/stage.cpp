@@ -202,7 +202,6 @@ bool Stage::backward_reads_batch(int chunk_index) const {
 void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
     const MicroBatches::State& own =
         micro_batches_->begin_forward(chunk_index, micro_batch, purpose == Purpose::training);
-    tools_->documents = batch.documents;
     const Activations& a = *own.activations;
     const std::span<const Placed> layers = layers_of(chunk_index);
     if (chunk(chunk_index).embedding) {
@@ -210,7 +209,7 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
         if (show_) show_(table().embedding_unit(), "encoded", a.residual[0], sizes_.residual_elements());
     }
     for (std::size_t i = 0; i < layers.size(); i++) {
-        use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], a.layers[i]); });
+        use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], batch, a.layers[i]); });
         if (!show_) continue;
         layers[i].layer.show([&, unit = layers[i].unit](const char* name, const floatX* values,
                                                         std::int64_t count) { show_(unit, name, values, count); },
@@ -231,10 +230,9 @@ void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch,
                                                               delays  ? WeightGradients::at_schedule
                                                               : sends ? WeightGradients::behind_collective
                                                                       : WeightGradients::at_once);
-    tools_->documents = batch.documents;
     const std::span<const Placed> layers = layers_of(chunk_index);
     if (chunk(chunk_index).head) head_backward(own, own.activations->residual[layers.size()], batch, dloss);
-    for (std::size_t i = layers.size(); i-- > 0;) layer_backward(layers[i], i, own);
+    for (std::size_t i = layers.size(); i-- > 0;) layer_backward(layers[i], i, own, batch);
     if (chunk(chunk_index).embedding) {
         const int slot = slot_of(table().unit_params(table().embedding_unit()).back());
         gradients_begin(slot);
@@ -255,7 +253,7 @@ void Stage::head_backward(const MicroBatches::State& own, const floatX* out, con
 }
 
 // Runs backward of a chunk's layer i.
-void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own) {
+void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own, const Batch& batch) {
     const Activations& a = *own.activations;
     const DelayedMemory* const delayed = own.delayed;
     const int slot = placed.slot;
@@ -271,8 +269,8 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
             kept = moved(kept, delayed->recomputed[i], sizes_);
             late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
         }
-        placed.layer.recompute(a.residual[i], kept, options_.recompute);
-        placed.layer.backward(own.dresidual->data, a.residual[i], kept, late ? &*late : nullptr, gradients_,
+        placed.layer.recompute(a.residual[i], batch, kept, options_.recompute);
+        placed.layer.backward(own.dresidual->data, a.residual[i], batch, kept, late ? &*late : nullptr, gradients_,
                               own.weights);
     });
     own.weights.then([this, slot] { gradients_ready(slot); });

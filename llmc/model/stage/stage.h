@@ -139,7 +139,7 @@ private:
     void use(Direction direction, Work&& work);
     int multiprocessors_beside(Direction direction) const;
     void head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss);
-    void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own);
+    void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own, const Batch& batch);
     void gradients_begin(int slot) const;
     void gradients_ready(int slot);
 

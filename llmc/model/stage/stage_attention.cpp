@@ -12,7 +12,7 @@ void StageAttention::use(AttentionKind kind) {
     }
     try {
         choice_.take(kind, tools_.sizes.attention());
-        choice_.prepare(layer_.forward_arguments(a_), layer_.backward_arguments(a_));
+        choice_.prepare(layer_.forward_arguments(a_, {}), layer_.backward_arguments(a_, {}));
     } catch (...) {
         choice_.take(AttentionKind::own, tools_.sizes.attention());
         throw;
@@ -34,8 +34,8 @@ StageAttention::Fastest StageAttention::fastest() const {
             const AttentionChoice<floatX> attention(kind, shape, scratch);
             const double seconds = least_seconds(
                 [&] {
-                    attention.forward(layer_.forward_arguments(a_), stream);
-                    attention.backward(layer_.backward_arguments(a_), stream);
+                    attention.forward(layer_.forward_arguments(a_, {}), stream);
+                    attention.backward(layer_.backward_arguments(a_, {}), stream);
                 },
                 stream, 5);
             if (seconds < least) least = seconds, fastest.kind = kind;
@@ -52,7 +52,7 @@ std::optional<RingTimes> StageAttention::time_ring() const {
     if (!tools_.sizes.has_ring()) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     layer_.fill_randomly(a_);
-    const std::optional<RingStep> step = tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_));
+    const std::optional<RingStep> step = tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_, {}));
     if (!step) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     constexpr int calls = 2;

@@ -35,9 +35,9 @@ void Attention::forward(const SublayerForward& args, const AttentionActivations&
         floatX* const qkv = at_row(a.qkv, rows, c_attn.out_channels());
         c_attn.forward(qkv, at_row(in, rows, c_attn.in_channels()), rows.count, tools_.stream);
         qk_norms_.forward(qkv, rows, a);
-        rotate(qkv, rows, tools_.sizes.T, tools_.positions(), false);
+        rotate(qkv, rows, tools_.sizes.T, tools_.positions(args.batch), false);
     });
-    tools_.cut_points.attend(tools_.attention, forward_arguments(a), a.qkv, a.atty, tools_.stream);
+    tools_.cut_points.attend(tools_.attention, forward_arguments(a, args.batch), a.qkv, a.atty, tools_.stream);
     branch_.project_and_add(args, a, a.atty);
 }
 
@@ -51,9 +51,9 @@ void Attention::backward(const SublayerBackward& args, const AttentionActivation
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
     const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
     branch_.out().backward_input(datty, dprojected, all.count, tools_.stream);
-    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a), dqkv, datty, reusable, args.queue,
-                                      tools_.stream);
-    rotate(dqkv, all, tools_.sizes.T, tools_.positions(), true);
+    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a, args.batch), dqkv, datty, reusable,
+                                      args.queue, tools_.stream);
+    rotate(dqkv, all, tools_.sizes.T, tools_.positions(args.batch), true);
     qk_norms_.backward(dqkv, args, a);
     branch_.enter_backward(args, a, dqkv, a.qkv);
 }
@@ -77,22 +77,22 @@ void Attention::rotate(floatX* qkv, Rows rows, int T, const Positions& positions
            tools_.stream);
 }
 
-// Returns the shape with the documents of the current micro-batch.
-AttentionShape Attention::shape() const {
+// Returns the shape with the documents of a micro-batch.
+AttentionShape Attention::shape(const Batch& batch) const {
     AttentionShape shape = tools_.sizes.attention();
-    shape.documents = tools_.documents.first_keys;
+    shape.documents = batch.documents.first_keys;
     return shape;
 }
 
-AttentionForward<floatX> Attention::forward_arguments(const AttentionActivations& a) const {
-    const AttentionShape s = shape();
+AttentionForward<floatX> Attention::forward_arguments(const AttentionActivations& a, const Batch& batch) const {
+    const AttentionShape s = shape(batch);
     const floatX* const qkv = a.qkv;
     auto part = [&](int i) { return packed_heads(qkv, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
     return {contiguous_heads(attended(a), s.Tq, s.NH, s.HS), a.lse, part(0), part(1), part(2), s};
 }
 
-AttentionBackward<floatX> Attention::backward_arguments(const AttentionActivations& a) const {
-    const AttentionShape s = shape();
+AttentionBackward<floatX> Attention::backward_arguments(const AttentionActivations& a, const Batch& batch) const {
+    const AttentionShape s = shape(batch);
     const floatX *qkv = a.qkv, *out = attended(a), *dout = tools_.workspace.datty;
     auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
     return {.dq = part(scratch_.dqkv, 0),

@@ -23,13 +23,13 @@ public:
 
     // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
     // from Workspace::datty and writes that of q, k and v to AttentionScratch::dqkv.
-    AttentionForward<floatX> forward_arguments(const AttentionActivations& a) const;
-    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a) const;
+    AttentionForward<floatX> forward_arguments(const AttentionActivations& a, const Batch& batch) const;
+    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a, const Batch& batch) const;
     // Fills what the calls read with values drawn from a normal distribution.
     void fill_randomly(const AttentionActivations& a) const;
 
 private:
-    AttentionShape shape() const;
+    AttentionShape shape(const Batch& batch) const;
     void rotate(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     // Returns attention's output for the tokens and heads of this rank's attention: atty, unless ranks exchange heads
     // for tokens.

@@ -25,6 +25,7 @@ void Branch::add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, 
                     .init = Init::normal,
                     .writes_residual = writes_residual,
                     .decays = true,
+                    .orthogonal = true,
                     .hf_transposed = true});
     if (config.bias) rows.push_back({.name = text(name, ".bias"), .tensor = std::move(bias)});
 }

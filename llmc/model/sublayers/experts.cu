@@ -38,7 +38,8 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
                         .tensor = std::move(tensor),
                         .init = Init::normal,
                         .writes_residual = writes_residual,
-                        .decays = true});
+                        .decays = true,
+                        .orthogonal = true});
     };
     auto hidden = [&](std::int64_t width) { return config.gated() ? std::vector{width, width} : std::vector{width}; };
     add("mlp.router.weight", 1, {E}, C, false);
