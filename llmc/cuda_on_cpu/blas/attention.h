@@ -1,10 +1,9 @@
 // Computes attention on a CPU, block by block: blocks of queries against blocks of keys, multiplied by oneDNN, softmax
-// in vector loops. It serves as cuDNN does on a GPU; llmc/kernels passes its own argument structs (AttentionForward and
-// AttentionBackward, whose members are used here by name).
+// in vector loops. It serves as cuDNN does on a GPU; llmc/kernels passes its own argument structs (AttentionForward,
+// AttentionBackward and AttentionMask, whose members are used here by name; the mask is that of sequence b).
 //
 // Both passes keep a running block in fp32 (FlashAttention's online softmax, and its recomputation in backward). Blocks
-// of keys that a causal mask or one of documents hides are skipped, and the last visible one is cut short. bf16 is
-// widened block by block.
+// of keys that the mask hides are skipped, and the last visible one is cut short. bf16 is widened block by block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -78,24 +77,14 @@ void store(const View& view, int b, int h, int64_t t, int count, int HS, const f
     }
 }
 
-// Returns how many of the keys j0 .. j0+keys-1 query i sees.
-template <class Shape>
-int visible(const Shape& s, int64_t i, int64_t j0, int keys) {
-    if (!s.causal) return keys;
-    return static_cast<int>(std::clamp<int64_t>(s.q0 + i - s.k0 - j0 + 1, 0, keys));
+// Return, counted from j0, the first of the keys j0 .. j0+keys-1 that query i sees, and the one after the last.
+template <class Mask>
+int seen_begin(const Mask& mask, int64_t i, int64_t j0, int keys) {
+    return static_cast<int>(std::clamp<int64_t>(mask.begin(static_cast<int>(i)) - j0, 0, keys));
 }
-
-// Returns how many keys, from the first, the queries up to `last` see.
-template <class Shape>
-int visible_keys(const Shape& s, int64_t last) {
-    return visible(s, last, 0, s.Tk);
-}
-
-// Returns how many of the keys j0 .. j0+keys-1, from the first, belong to documents before that of query i.
-template <class Shape>
-int hidden(const Shape& s, int b, int64_t i, int64_t j0, int keys) {
-    if (s.documents.first == nullptr) return 0;
-    return static_cast<int>(std::clamp<int64_t>(s.documents.first[b * s.documents.batch + i] - j0, 0, keys));
+template <class Mask>
+int seen_end(const Mask& mask, int64_t i, int64_t j0, int keys) {
+    return static_cast<int>(std::clamp<int64_t>(mask.end(static_cast<int>(i)) - j0, 0, keys));
 }
 
 inline float dot(const float* a, const float* b, int n) {
@@ -150,32 +139,31 @@ struct ForwardScratch {
 
 // Adds a block of scores to the running softmax: scores become exp(score - highest), and the sums so far are rescaled
 // where `highest` has grown.
-template <class Shape>
-void online_softmax(ForwardScratch& w, const Shape& s, int b, int64_t i0, int queries, int64_t j0, int keys) {
+template <class Mask>
+void online_softmax(ForwardScratch& w, const Mask& mask, int HS, int64_t i0, int queries, int64_t j0, int keys) {
     for (int i = 0; i < queries; i++) {
         float* row = w.scores.data() + static_cast<int64_t>(i) * keys;
-        int before_document = hidden(s, b, i0 + i, j0, keys);
-        int seen = visible(s, i0 + i, j0, keys) - before_document;
+        const int first = seen_begin(mask, i0 + i, j0, keys), seen = seen_end(mask, i0 + i, j0, keys) - first;
         if (seen <= 0) {
             std::fill(row, row + keys, 0.0f);
             continue;
         }
-        std::fill(row, row + before_document, 0.0f);
-        row += before_document;
+        std::fill(row, row + first, 0.0f);
+        row += first;
         float before = w.highest[i], highest = std::max(before, largest(row, seen));
         float rescale = vector_exp(before - highest);   // 0 at the first block, where `before` is -infinity
-        float* sums = w.sums.data() + static_cast<int64_t>(i) * s.HS;
+        float* sums = w.sums.data() + static_cast<int64_t>(i) * HS;
         if (rescale != 1.0f) {
-            for (int c = 0; c < s.HS; c++) sums[c] *= rescale;
+            for (int c = 0; c < HS; c++) sums[c] *= rescale;
         }
-        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys - before_document);
+        w.total[i] = w.total[i] * rescale + exponentials(row, highest, seen, keys - first);
         w.highest[i] = highest;
     }
 }
 
 // Computes the outputs of one block of queries of a head.
-template <class Forward>
-void forward_block(const Forward& a, int b, int h, int block) {
+template <class Forward, class Mask>
+void forward_block(const Forward& a, const Mask& mask, int b, int h, int block) {
     static thread_local ForwardScratch w;
     const auto& s = a.shape;
     const int64_t i0 = int64_t{block} * query_block;
@@ -184,14 +172,14 @@ void forward_block(const Forward& a, int b, int h, int block) {
     w.sums.assign(static_cast<std::size_t>(queries) * s.HS, 0.0f);
     w.highest.assign(queries, -std::numeric_limits<float>::infinity());
     w.total.assign(queries, 0.0f);
-    const int kv_head = h / s.group, keys_seen = visible_keys(s, i0 + queries - 1);
-    for (int j0 = hidden(s, b, i0, 0, s.Tk); j0 < keys_seen; j0 += key_block) {
+    const int kv_head = h / s.group, keys_seen = seen_end(mask, i0 + queries - 1, 0, s.Tk);
+    for (int j0 = seen_begin(mask, i0, 0, s.Tk); j0 < keys_seen; j0 += key_block) {
         const int keys = std::min(key_block, keys_seen - j0);
         Rows k = load(a.k, b, kv_head, j0, keys, s.HS, w.k), v = load(a.v, b, kv_head, j0, keys, s.HS, w.v);
         w.scores.resize(static_cast<std::size_t>(queries) * keys);
         sgemm_on_this_thread(false, true, queries, keys, s.HS, s.scale, q.data, q.stride, k.data, k.stride, 0.0f,
                              w.scores.data(), keys);
-        online_softmax(w, s, b, i0, queries, j0, keys);
+        online_softmax(w, mask, s.HS, i0, queries, j0, keys);
         sgemm_on_this_thread(false, false, queries, s.HS, keys, 1.0f, w.scores.data(), keys, v.data, v.stride, 1.0f,
                              w.sums.data(), s.HS);
     }
@@ -213,13 +201,13 @@ struct BackwardScratch {
 };
 
 // Computes p = exp(score - lse) and ds = p * (dp - delta), in place of the scores and of dp = dout v^T.
-template <class Shape>
-void probabilities(BackwardScratch& w, const Shape& s, int b, const float* lse, const float* delta, int64_t i0,
-                   int queries, int64_t j0, int keys) {
+template <class Mask>
+void probabilities(BackwardScratch& w, const Mask& mask, const float* lse, const float* delta, int64_t i0, int queries,
+                   int64_t j0, int keys) {
     for (int i = 0; i < queries; i++) {
         float* __restrict p = w.p.data() + static_cast<int64_t>(i) * keys;
         float* __restrict ds = w.ds.data() + static_cast<int64_t>(i) * keys;
-        int first = hidden(s, b, i0 + i, j0, keys), seen = std::max(visible(s, i0 + i, j0, keys), first);
+        int first = seen_begin(mask, i0 + i, j0, keys), seen = std::max(seen_end(mask, i0 + i, j0, keys), first);
         std::fill(p, p + first, 0.0f);
         std::fill(ds, ds + first, 0.0f);
         exponentials(p + first, lse[i0 + i], seen - first, keys - first);
@@ -242,9 +230,9 @@ void compute_delta(const Backward& a, BackwardScratch& w, int b, int h, float* d
 }
 
 // Adds the contribution of one block of queries to the gradients: to its own dq, and to the keys' dk and dv.
-template <class Backward>
-void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const float* delta, float* dq, int64_t i0,
-                   int64_t j0, int keys, const Rows& k, const Rows& v) {
+template <class Backward, class Mask>
+void backward_pair(const Backward& a, const Mask& mask, BackwardScratch& w, int b, int h, const float* delta, float* dq,
+                   int64_t i0, int64_t j0, int keys, const Rows& k, const Rows& v) {
     const auto& s = a.shape;
     const int HS = s.HS, queries = static_cast<int>(std::min<int64_t>(query_block, s.Tq - i0));
     Rows q = load(a.q, b, h, i0, queries, HS, w.q), dout = load(a.dout, b, h, i0, queries, HS, w.dout);
@@ -255,7 +243,7 @@ void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const fl
     sgemm_on_this_thread(false, true, queries, keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f,
                          w.ds.data(), keys);
     const float* lse = a.lse + (int64_t{b} * s.NH + h) * s.Tq;
-    probabilities(w, s, b, lse, delta, i0, queries, j0, keys);
+    probabilities(w, mask, lse, delta, i0, queries, j0, keys);
     sgemm_on_this_thread(true, false, keys, HS, queries, 1.0f, w.p.data(), keys, dout.data, dout.stride, 1.0f,
                          w.dv.data(), HS);
     sgemm_on_this_thread(true, false, keys, HS, queries, s.scale, w.ds.data(), keys, q.data, q.stride, 1.0f,
@@ -265,8 +253,8 @@ void backward_pair(const Backward& a, BackwardScratch& w, int b, int h, const fl
 }
 
 // Computes all gradients of a head of k and v, and of the heads of q that read it.
-template <class Backward>
-void backward_kv_head(const Backward& a, int b, int kv_head) {
+template <class Backward, class Mask>
+void backward_kv_head(const Backward& a, const Mask& mask, int b, int kv_head) {
     static thread_local BackwardScratch w;
     const auto& s = a.shape;
     const int first = kv_head * s.group, end = first + s.group;
@@ -283,8 +271,8 @@ void backward_kv_head(const Backward& a, int b, int kv_head) {
         for (int h = first; h < end; h++) {
             for (int64_t i0 = 0; i0 < s.Tq; i0 += query_block) {
                 const int64_t last = std::min<int64_t>(i0 + query_block, s.Tq) - 1;
-                if (visible(s, last, j0, keys) > 0 && hidden(s, b, i0, j0, keys) < keys)
-                    backward_pair(a, w, b, h, delta_of(h), dq_of(h), i0, j0, keys, k, v);
+                if (seen_end(mask, last, j0, keys) > 0 && seen_begin(mask, i0, j0, keys) < keys)
+                    backward_pair(a, mask, w, b, h, delta_of(h), dq_of(h), i0, j0, keys, k, v);
             }
         }
         store(a.dk, b, kv_head, j0, keys, s.HS, w.dk.data());

@@ -18,6 +18,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/error.h"
 #include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/attention/attention_mask.h"
 #include "llmc/kernels/exp.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/rows/reduce.cuh"
@@ -30,6 +31,9 @@ struct CachedAttention {
     int first, rows;   // the new rows are positions first .. first + rows - 1
     int NH, HS;        // HS a multiple of 8, at most kLargestHead
     int group = 1;     // heads of q that share one of k and v
+
+    // Returns the mask of the new rows over all positions so far.
+    __host__ __device__ AttentionMask mask() const { return {rows, first + rows, first}; }
 };
 
 // Runs asynchronously on `stream`. Throws Error(usage) for an HS that does not fit.
@@ -45,12 +49,14 @@ constexpr int kCachedKeys = 256;   // scores that exist at once
 // keys; the partial sums of the threads are then added in a fixed order.
 template <class Real>
 __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(CachedAttention<Real> a, float scale) {
-    __shared__ float query[kLargestHead], scores[kCachedKeys];
+    __shared__ float scaled_query[kLargestHead], scores[kCachedKeys];
     alignas(16) __shared__ float sums[kCachedThreads * 8];
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
     const int pieces = a.HS / 8, groups = max(1, threads / pieces);
     const std::int64_t row = std::int64_t{a.NH} * a.HS, kv_row = row / a.group, token = row + 2 * kv_row;
-    const int position = a.first + static_cast<int>(blockIdx.y);
+    const int query = static_cast<int>(blockIdx.y), position = a.first + query;
+    const AttentionMask mask = a.mask();
+    const int end = mask.end(query);
     const Real* const head = a.qkv + static_cast<std::int64_t>(blockIdx.x) * a.HS;
     const Real* const kv_head = a.qkv + row + static_cast<std::int64_t>(blockIdx.x) / a.group * a.HS;
     const PacketExtent extent{a.HS};
@@ -58,13 +64,13 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     for (int piece = thread; piece < pieces; piece += threads) {
         const Vec8<float> q = to_floats(load8(head + position * token, piece * 8, extent));
 #pragma unroll
-        for (int c = 0; c < 8; c++) query[piece * 8 + c] = q[c] * scale;
+        for (int c = 0; c < 8; c++) scaled_query[piece * 8 + c] = q[c] * scale;
     }
     for (int unit = thread; unit < groups * pieces; unit += threads) store_packets(&sums[unit * 8], Vec8<float>{});
 
     float largest = -std::numeric_limits<float>::infinity(), total = 0.0f;
-    for (int begin = 0; begin <= position; begin += kCachedKeys) {
-        const int count = min(kCachedKeys, position + 1 - begin);
+    for (int begin = mask.begin(query); begin < end; begin += kCachedKeys) {
+        const int count = min(kCachedKeys, end - begin);
         const Real* const keys = kv_head + begin * token;
         const Real* const values = keys + kv_row;
         __syncthreads();   // the query is loaded, and the scores of the previous keys have been read
@@ -74,7 +80,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
             for (int piece = 0; piece < pieces; piece++) {
                 const Vec8<float> k = to_floats(load8(keys + j * token, piece * 8, extent));
 #pragma unroll
-                for (int c = 0; c < 8; c++) dot[c] = fmaf(query[piece * 8 + c], k[c], dot[c]);
+                for (int c = 0; c < 8; c++) dot[c] = fmaf(scaled_query[piece * 8 + c], k[c], dot[c]);
             }
             scores[j] = sum8(dot);
             own_largest = fmaxf(own_largest, scores[j]);
@@ -101,8 +107,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         }
     }
     __syncthreads();
-    Real* const out =
-        a.out + static_cast<std::int64_t>(blockIdx.y) * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    Real* const out = a.out + query * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
     for (int piece = thread; piece < pieces; piece += threads) {
         Vec8<float> sum = {};
         for (int group = 0; group < groups; group++) {

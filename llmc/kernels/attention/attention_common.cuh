@@ -1,4 +1,4 @@
-// Shared parts of all own attention kernels: the mask, heads as strided rows, and the row sums `delta` of backward.
+// Shared parts of all own attention kernels: heads as strided rows, and the row sums `delta` of backward.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -6,34 +6,12 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/attention/attention_mask.h"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/vec.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
-
-// Query i sees key j where j <= i + diagonal (and j < Tk). Returns that one int, for causal masks with offsets and for
-// full attention.
-__device__ inline int mask_diagonal(const AttentionShape& shape) {
-    if (!shape.causal) return shape.Tk;
-    std::int64_t diagonal = shape.q0 - shape.k0;
-    if (diagonal < -shape.Tq) return -shape.Tq;   // nothing is seen
-    if (diagonal > shape.Tk) return shape.Tk;     // everything is seen
-    return static_cast<int>(diagonal);
-}
-
-// Returns the first key that no query up to `last_query` sees.
-__device__ inline int key_end(const AttentionShape& shape, int diagonal, int last_query) {
-    return max(0, min(shape.Tk, last_query + diagonal + 1));
-}
-
-// Returns the first query that sees `first_key` (and all keys before it).
-__device__ inline int query_begin(int diagonal, int first_key) { return max(0, first_key - diagonal); }
-
-// Returns the first key that each query of a batch sees, for masks of documents.
-__device__ inline const int* first_keys(const AttentionShape& shape, int batch) {
-    return shape.documents.first + batch * shape.documents.batch;
-}
 
 __device__ inline float4 load_four(const float* source) { return *reinterpret_cast<const float4*>(source); }
 __device__ inline float4 load_four(const bf16* source) {

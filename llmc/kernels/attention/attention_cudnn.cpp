@@ -115,9 +115,10 @@ AttentionLayout packed_layout(const AttentionShape& s, bool backward) {
 
 std::string unsupported_by_cudnn(const AttentionShape& s, bool backward, int compute_capability) {
     if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
-    const bool masked = sees_less_than_all(s);
+    const AttentionMask mask = attention_mask<false>(s, 0);
+    const bool masked = !mask.is_full();
     if (s.masks_documents) return "cuDNN: masks of documents are not served";
-    if (masked && s.q0 != s.k0) return "cuDNN: no causal mask between blocks that begin at different positions";
+    if (masked && !mask.is_triangle()) return "cuDNN: no causal mask between blocks that begin at different positions";
     if (s.B == 1 && s.NH == 1 && (s.Tq == 1 || s.Tk == 1))
         return "cuDNN: it is reported to crash near one token of one head";
     if (backward && !masked && s.Tk % 128 == 64 && compute_capability == 90)

@@ -24,6 +24,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/attention/attention_mask.h"
 
 namespace cudnn_frontend::graph {
 class Graph;
@@ -39,7 +40,7 @@ using HeadStrides = std::array<std::int64_t, 3>;
 struct AttentionLayout {
     int B, NH, KV, Tq, Tk, HS;   // KV: heads of keys and values
     float scale;
-    bool masked, backward;                  // masked: causal, and some query does not see every key
+    bool masked, backward;                  // masked: some query does not see every key
     std::array<HeadStrides, 9> strides{};   // by Attended; set for tensors of the call
     auto operator<=>(const AttentionLayout&) const = default;
 };
@@ -55,14 +56,13 @@ void for_heads(const AttentionBackward<T, G>& a, Visit visit) {
     visit(Attended::dout, a.dout), visit(Attended::dq, a.dq), visit(Attended::dk, a.dk), visit(Attended::dv, a.dv);
 }
 
-inline bool sees_less_than_all(const AttentionShape& s) { return s.causal && s.k0 + s.Tk - 1 > s.q0; }
-
 // Returns the layout of a forward or backward call.
 template <class Arguments>
 AttentionLayout layout_of(const Arguments& a) {
     const AttentionShape& s = a.shape;
     constexpr bool backward = requires { a.dout; };
-    AttentionLayout layout{s.B, s.NH, s.kv_heads(), s.Tq, s.Tk, s.HS, s.scale, sees_less_than_all(s), backward};
+    const bool masked = !attention_mask<false>(s, 0).is_full();
+    AttentionLayout layout{s.B, s.NH, s.kv_heads(), s.Tq, s.Tk, s.HS, s.scale, masked, backward};
     for_heads(a, [&](Attended tensor, const auto& view) {
         layout.strides[static_cast<std::size_t>(tensor)] = {view.batch, view.head, view.token};
     });

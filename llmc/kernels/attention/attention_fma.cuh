@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
     int batch = blockIdx.z, head = blockIdx.y, y = threadIdx.x / 16, x = threadIdx.x % 16;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::rows;   // longest causal rows start first
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
-    int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
+    const int keys = mask.end(last_query);
     float scale_log2 = shape.scale * LOG2_E;
     HeadRows<const T> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
 
@@ -193,8 +194,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
 #pragma unroll
     for (int i = 0; i < Tile::row_slots; i++) row_max[i] = -INFINITY;
     load_tile<Tile::rows, D>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq, shape.HS);
-    int first_key = DOCUMENTS ? first_keys(shape, batch)[first_query] / Tile::columns * Tile::columns : 0;
-    for (; first_key < keys; first_key += Tile::columns) {
+    const int begin = mask.begin(first_query) / Tile::columns * Tile::columns;
+    for (int first_key = begin; first_key < keys; first_key += Tile::columns) {
         __syncthreads();   // the previous tile of v has been read
         load_tile<Tile::columns, D>(kv_tile, k, first_key, keys, shape.HS);
         __syncthreads();
@@ -205,12 +206,10 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
         load_tile<Tile::columns, D>(kv_tile, v, first_key, keys, shape.HS);
 #pragma unroll
         for (int i = 0; i < Tile::row_slots; i++) {
-            const int from = DOCUMENTS ? first_keys(shape, batch)[min(first_query + y + 8 * i, last_query)] : 0;
+            const KeyRange seen = mask.seen_by(first_query + y + 8 * i);
 #pragma unroll
             for (int j = 0; j < Tile::column_slots; j++) {
-                int key = first_key + x + 16 * j;
-                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal && (!DOCUMENTS || key >= from);
-                scores[i][j] = seen ? scores[i][j] * scale_log2 : -INFINITY;
+                scores[i][j] = seen.has(first_key + x + 16 * j) ? scores[i][j] * scale_log2 : -INFINITY;
             }
         }
         softmax_tile<D>(scores, row_max, row_sum, sums);
@@ -247,7 +246,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     int batch = blockIdx.z, head = blockIdx.y, y = threadIdx.x / 16, x = threadIdx.x % 16;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::rows;
     int last_query = min(first_query + Tile::rows, shape.Tq) - 1;
-    int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
+    const int keys = mask.end(last_query);
     float scale_log2 = shape.scale * LOG2_E;
     const int kv_head = GROUPED ? key_head(shape, head) : head;   // D = 128 has no registers for a division
     HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
@@ -264,24 +264,23 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     }
     load_tile<Tile::rows, D>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq, shape.HS);
     load_tile<Tile::rows, D>(dout_tile, head_rows(a.dout, batch, head), first_query, shape.Tq, shape.HS);
-    const int* const first_seen = DOCUMENTS ? first_keys(shape, batch) : nullptr;
-    const int begin = DOCUMENTS ? first_seen[first_query] / Tile::columns * Tile::columns : 0;
+    const int begin = mask.begin(first_query) / Tile::columns * Tile::columns;
     for (int first_key = begin; first_key < keys; first_key += Tile::columns) {
         __syncthreads();   // the previous tiles have been read
         load_tile<Tile::columns, D>(k_tile, k, first_key, keys, shape.HS);
         load_tile<Tile::columns, D>(v_tile, v, first_key, keys, shape.HS);
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots], dprobabilities[Tile::row_slots][Tile::column_slots];
-        dot_products<D, GROUPED ? 1 : 2>(scores, q_tile, k_tile);
-        dot_products<D, GROUPED ? 1 : 2>(dprobabilities, dout_tile, v_tile);
+        constexpr int channels_at_once = GROUPED || DOCUMENTS ? 1 : 2;   // registers are scarce
+        dot_products<D, channels_at_once>(scores, q_tile, k_tile);
+        dot_products<D, channels_at_once>(dprobabilities, dout_tile, v_tile);
 #pragma unroll
         for (int i = 0; i < Tile::row_slots; i++) {
-            const int from = DOCUMENTS ? first_seen[min(first_query + y + 8 * i, last_query)] : 0;
+            const KeyRange seen = mask.seen_by(first_query + y + 8 * i);
 #pragma unroll
             for (int j = 0; j < Tile::column_slots; j++) {
-                int key = first_key + x + 16 * j;
-                bool seen = key < keys && key <= first_query + y + 8 * i + diagonal && (!DOCUMENTS || key >= from);
-                float probability = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2[i]) : 0.0f;
+                float probability =
+                    seen.has(first_key + x + 16 * j) ? exp2f(scores[i][j] * scale_log2 - lse_log2[i]) : 0.0f;
                 scores[i][j] = probability * (dprobabilities[i][j] - delta[i]);
             }
         }
@@ -306,8 +305,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
     int batch = blockIdx.z, kv_head = blockIdx.y, y = threadIdx.x / 16, x = threadIdx.x % 16;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::rows;   // the first keys are seen by most queries: they start first
-    int diagonal = mask_diagonal(shape);
-    const int* const first_seen = DOCUMENTS ? first_keys(shape, batch) : nullptr;
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
+    const int begin = mask.first_query(first_key), end = mask.query_end(first_key + Tile::rows);
     float scale_log2 = shape.scale * LOG2_E;
     float dk[Tile::row_slots][Tile::channel_slots] = {}, dv[Tile::row_slots][Tile::channel_slots] = {};
     load_tile<Tile::rows, D>(k_tile, head_rows(a.k, batch, kv_head), first_key, shape.Tk, shape.HS);
@@ -315,9 +314,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
     for (int head = kv_head * shape.group; head < (kv_head + 1) * shape.group; head++) {
         HeadRows<const T> q = head_rows(a.q, batch, head), dout = head_rows(a.dout, batch, head);
         std::int64_t statistics = (std::int64_t{batch} * shape.NH + head) * shape.Tq;
-        for (int first_query = query_begin(diagonal, first_key); first_query < shape.Tq; first_query += Tile::columns) {
-            if (DOCUMENTS && first_seen[first_query] >= first_key + Tile::rows)
-                break;         // no later query sees it either
+        for (int first_query = begin; first_query < end; first_query += Tile::columns) {
             __syncthreads();   // the previous tiles have been read
             load_tile<Tile::columns, D>(q_tile, q, first_query, shape.Tq, shape.HS);
             load_tile<Tile::columns, D>(dout_tile, dout, first_query, shape.Tq, shape.HS);
@@ -330,12 +327,10 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_keys_f
                 int query = first_query + x + 16 * j;
                 std::int64_t row = statistics + min(query, shape.Tq - 1);
                 float lse_log2 = a.lse[row] * LOG2_E, delta = a.delta[row];
-                const int from = DOCUMENTS ? first_seen[min(query, shape.Tq - 1)] : 0;
+                const KeyRange seen = query < shape.Tq ? mask.seen_by(query) : KeyRange{};
 #pragma unroll
                 for (int i = 0; i < Tile::row_slots; i++) {
-                    const int key = first_key + y + 8 * i;
-                    bool seen = query < shape.Tq && key <= query + diagonal && (!DOCUMENTS || key >= from);
-                    scores[i][j] = seen ? exp2f(scores[i][j] * scale_log2 - lse_log2) : 0.0f;
+                    scores[i][j] = seen.has(first_key + y + 8 * i) ? exp2f(scores[i][j] * scale_log2 - lse_log2) : 0.0f;
                     dscores[i][j] = scores[i][j] * (dscores[i][j] - delta);
                 }
             }

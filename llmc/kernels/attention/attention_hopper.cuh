@@ -45,12 +45,11 @@ struct HopperRing {
 // Sets scores of a group's 64 queries to -infinity where the query does not see the key. `query` is the lane's first
 // query and `pair` its first column of eight.
 template <int HALF_N>
-__device__ __forceinline__ void mask_scores(float (&scores)[HALF_N], int query, int first_key, int keys, int diagonal,
-                                            int pair) {
+__device__ __forceinline__ void mask_scores(float (&scores)[HALF_N], const AttentionMask& mask, int query,
+                                            int first_key, int pair) {
 #pragma unroll
     for (int i = 0; i < HALF_N; i++) {
-        const int key = first_key + i / 4 * 8 + pair + i % 2;
-        if (key >= keys || key > query + i / 2 % 2 * 8 + diagonal) scores[i] = -INFINITY;
+        if (!mask.sees(query + i / 2 % 2 * 8, first_key + i / 4 * 8 + pair + i % 2)) scores[i] = -INFINITY;
     }
 }
 

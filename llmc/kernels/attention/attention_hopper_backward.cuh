@@ -2,8 +2,8 @@
 //     p = exp(scale k q^T - lse)      dp = v dout^T      ds = p (dp - delta)
 //     dv = p dout                     dk = scale ds q    dq = scale ds^T k
 //
-// A block of three groups of four warps does 128 keys of a head and walks over tiles of 64 queries, from the first one
-// that sees its keys:
+// A block of three groups of four warps does 128 keys of a head and walks over the tiles of 64 queries that see its
+// keys:
 //
 //     group 0     one thread copies k and v, then tiles of q and dout, through a ring (TMA); a warp puts lse and delta
 //                 beside them
@@ -15,7 +15,7 @@
 // last one that it sees down to the first. A block waits until the blocks before it have added (a counter for each tile
 // of queries and group), adds, and then increments the counter. Blocks draw numbers as they start, the last keys first.
 // So every block that a block waits for has started before it, and all of them end. In this order a causal block is the
-// first to add to its own first tile. The block of the first keys is the last to add: it writes dq.
+// first to add to its own first tile. The block of the first keys that the tile sees is the last to add: it writes dq.
 //
 // Not yet run on a GPU.
 #pragma once
@@ -77,8 +77,10 @@ struct HopperBackwardBarriers {
 // Tiles and head that a block computes.
 struct HopperBackwardWork {
     int batch, head, heads_head;   // heads_head: index into (B, NH)
-    int key_tile, first_key, diagonal;
-    int begin, end;   // first and end tile of queries
+    int key_tile, first_key;
+    AttentionMask mask;
+    int begin, end;   // first and end tile of the queries that see any of the keys
+    int tiles;        // tiles of all queries
 };
 template <int D>
 __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const AttentionShape& shape, int number,
@@ -92,10 +94,12 @@ __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const Attenti
     work.heads_head = place.head;
     work.key_tile = place.tile;
     work.first_key = place.tile * Tile::keys;
-    work.diagonal = mask_diagonal(shape);
-    work.end = (shape.Tq + Tile::queries - 1) / Tile::queries;
-    const int first_query = query_begin(work.diagonal, work.first_key);
-    work.begin = first_query < shape.Tq ? first_query / Tile::queries : work.end;
+    work.mask = attention_mask<false>(shape, work.batch);
+    work.tiles = (shape.Tq + Tile::queries - 1) / Tile::queries;
+    const int first_query = work.mask.first_query(work.first_key),
+              query_end = work.mask.query_end(work.first_key + Tile::keys);
+    work.end = (query_end + Tile::queries - 1) / Tile::queries;
+    work.begin = first_query < query_end ? first_query / Tile::queries : work.end;
     return work;
 }
 
@@ -206,12 +210,11 @@ struct HopperBackwardGroup {
     // Masks scores and turns them into p.
     __device__ __forceinline__ void probabilities(float (&scores)[HALF_N], int first_query, const float* lse) {
         const int first_key = work.first_key + group * Tile::group_keys;
-        if (first_key + Tile::group_keys > a.shape.Tk ||
-            first_key + Tile::group_keys - 1 > first_query + work.diagonal) {
+        if (!work.mask.sees_all({first_query, Tile::queries, first_key, Tile::group_keys})) {
 #pragma unroll
             for (int i = 0; i < HALF_N; i++) {
                 const int key = first_key + row() + i / 2 % 2 * 8, query = first_query + i / 4 * 8 + pair() + i % 2;
-                if (key >= a.shape.Tk || key > query + work.diagonal) scores[i] = -INFINITY;
+                if (!work.mask.sees(query, key)) scores[i] = -INFINITY;
             }
         }
         const float scale_log2 = a.shape.scale * LOG2_E;
@@ -256,16 +259,23 @@ struct HopperBackwardGroup {
 
     // Returns the index of this group's part of a tile of queries.
     __device__ __forceinline__ std::int64_t part(int tile) const {
-        return (std::int64_t{work.heads_head} * work.end + tile) * Tile::groups + group;
+        return (std::int64_t{work.heads_head} * work.tiles + tile) * Tile::groups + group;
     }
     // Returns this thread's part of the sums of dq in global memory.
     __device__ __forceinline__ float4* sums(int tile) const {
         return in_memory.sums + part(tile) * (QUERY_HALF_N / 4 * Tile::group_threads) + thread;
     }
+    // Return the first tile of keys that a tile of queries sees, and the one after the last.
+    __device__ __forceinline__ int first_key_tile(int tile) const {
+        return work.mask.begin(tile * Tile::queries) / Tile::keys;
+    }
+    __device__ __forceinline__ int key_tile_end(int tile) const {
+        const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
+        return (work.mask.end(last_query) + Tile::keys - 1) / Tile::keys;
+    }
     // Waits until the blocks before this one have added to dq; returns false if there are none.
     __device__ __forceinline__ bool take_turn(int tile) {
-        const int last_query = min((tile + 1) * Tile::queries, a.shape.Tq) - 1;
-        const int before = (key_end(a.shape, work.diagonal, last_query) - 1) / Tile::keys - work.key_tile;
+        const int before = key_tile_end(tile) - 1 - work.key_tile;
         if (before == 0) return false;
         if (thread == 0) wait_acquire(in_memory.numbers + 1 + part(tile), before);
         named_barrier_sync(group_barrier + group, Tile::group_threads);
@@ -298,7 +308,7 @@ struct HopperBackwardGroup {
     }
     // Stores the new sums in global memory; the last block writes dq instead.
     __device__ __forceinline__ void put(const float (&dq)[QUERY_HALF_N], int tile) {
-        if (work.key_tile == 0) return write(dq, tile);
+        if (work.key_tile == first_key_tile(tile)) return write(dq, tile);
 #pragma unroll
         for (int i = 0; i < QUERY_HALF_N; i += 4)
             __stcg(sums(tile) + i / 4 * Tile::group_threads, make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]));
@@ -306,7 +316,7 @@ struct HopperBackwardGroup {
     // Increments the counter of blocks that have added to the tile. Called some time after put(), so that nothing waits
     // for the memory.
     __device__ __forceinline__ void pass_turn(int tile) {
-        if (work.key_tile == 0) return;
+        if (work.key_tile == first_key_tile(tile)) return;
         named_barrier_sync(group_barrier + group, Tile::group_threads);
         if (thread == 0) add_release(in_memory.numbers + 1 + part(tile), 1);
     }
@@ -360,7 +370,9 @@ struct HopperBackwardGroup {
         store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
         if (work.key_tile > 0) return;
         const float none[QUERY_HALF_N] = {};
-        for (int tile = 0; tile < work.begin; tile++) write(none, tile);   // these queries see no key
+        for (int tile = 0; tile < work.tiles; tile++) {
+            if (first_key_tile(tile) >= key_tile_end(tile)) write(none, tile);   // these queries see no key
+        }
     }
 };
 

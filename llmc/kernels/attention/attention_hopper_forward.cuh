@@ -64,7 +64,8 @@ struct HopperForwardBarriers {
 // Queries, head and keys that a block computes.
 struct HopperForwardWork {
     int batch, head, kv_head, first_query;
-    int diagonal, keys, tiles;   // keys: those that any of the block's queries sees; tiles: their number of tiles
+    AttentionMask mask;
+    int begin, end;   // first and end tile of keys that any of the block's queries sees
 };
 template <int D, class O>
 __device__ __forceinline__ HopperForwardWork hopper_forward_work(const AttentionForward<bf16, O>& a, int together) {
@@ -77,9 +78,9 @@ __device__ __forceinline__ HopperForwardWork hopper_forward_work(const Attention
     work.head = place.head % shape.NH;
     work.kv_head = work.head / shape.group;
     work.first_query = place.tile * Tile::queries;
-    work.diagonal = mask_diagonal(shape);
-    work.keys = key_end(shape, work.diagonal, min(work.first_query + Tile::queries, shape.Tq) - 1);
-    work.tiles = (work.keys + Tile::keys - 1) / Tile::keys;
+    work.mask = attention_mask<false>(shape, work.batch);
+    work.begin = work.mask.begin(work.first_query) / Tile::keys;
+    work.end = (work.mask.end(min(work.first_query + Tile::queries, shape.Tq) - 1) + Tile::keys - 1) / Tile::keys;
     return work;
 }
 
@@ -96,8 +97,8 @@ __device__ __forceinline__ void hopper_forward_produce(const HopperForwardMaps& 
         }
     };
     const SharedAddress k_tiles = shared + Tile::query_bytes, v_tiles = k_tiles + Tile::stages * Tile::key_bytes;
-    if (work.tiles > 0) copy(shared, Tile::query_panel, maps.q, barriers.query(), work.head, work.first_query);
-    for (int tile = 0, stage = 0, round = 0; tile < work.tiles; tile++) {
+    if (work.begin < work.end) copy(shared, Tile::query_panel, maps.q, barriers.query(), work.head, work.first_query);
+    for (int tile = work.begin, stage = 0, round = 0; tile < work.end; tile++) {
         const int token = tile * Tile::keys;
         mbarrier_wait(barriers.key_free(stage), (round & 1) ^ 1);
         copy(k_tiles + stage * Tile::key_bytes, Tile::key_panel, maps.k, barriers.key_full(stage), work.kv_head, token);
@@ -169,8 +170,8 @@ struct HopperForwardGroup {
     }
     __device__ __forceinline__ void softmax(int tile) {
         const int first_key = tile * Tile::keys, first_query = work.first_query + group * Tile::group_queries;
-        if (first_key + Tile::keys > work.keys || first_key + Tile::keys - 1 > first_query + work.diagonal) {
-            mask_scores(scores, query, first_key, work.keys, work.diagonal, pair);
+        if (!work.mask.sees_all({first_query, Tile::group_queries, first_key, Tile::keys})) {
+            mask_scores(scores, work.mask, query, first_key, pair);
         }
         online_softmax(scores, row_max, row_sum, rescale, scale_log2);
     }
@@ -181,15 +182,15 @@ struct HopperForwardGroup {
         if (group == 1) pass_turn();   // the other group begins
         take_turn();
         start_scores();
-        if (group == 0 || work.tiles > 1) pass_turn();
+        if (group == 0 || work.end - work.begin > 1) pass_turn();
         end_scores<0>();
-        softmax(0);
+        softmax(work.begin);
         pack_weights(weights, scores);
-        for (int tile = 1; tile < work.tiles; tile++) {
+        for (int tile = work.begin + 1; tile < work.end; tile++) {
             take_turn();
             start_scores();
-            start_sums(tile > 1);
-            if (group == 0 || tile + 1 < work.tiles) pass_turn();   // nobody waits for the last turn
+            start_sums(tile > work.begin + 1);
+            if (group == 0 || tile + 1 < work.end) pass_turn();   // nobody waits for the last turn
             end_scores<1>();
             softmax(tile);
             computed_before_wait(__float_as_uint(row_sum[0] + row_sum[1]), barriers.unused());
@@ -198,7 +199,7 @@ struct HopperForwardGroup {
             for (int i = 0; i < D / 2; i++) sums[i] *= rescale[i / 2 % 2];
             pack_weights(weights, scores);
         }
-        start_sums(work.tiles > 1);
+        start_sums(work.end - work.begin > 1);
         end_sums();
     }
 
@@ -289,7 +290,7 @@ __device__ __forceinline__ void hopper_forward(const AttentionForward<bf16, O>& 
                                    {},
                                    {},
                                    {}};
-    if (work.tiles > 0) consumer.compute();
+    if (work.begin < work.end) consumer.compute();
     consumer.finish(a.lse, a.shape);
     if constexpr (std::is_same_v<O, float>) {
         consumer.store(a.out, a.shape);

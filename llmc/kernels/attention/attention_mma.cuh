@@ -116,8 +116,8 @@ __device__ __forceinline__ void multiply_transposed(float (&scores)[M][N][4], Sh
 // Sets scores to -infinity where the query does not see the key. Rows are the warp's queries from first_query, columns
 // keys from first_key; with TRANSPOSED rows are keys and columns queries.
 template <bool TRANSPOSED, int M, int N>
-__device__ __forceinline__ void mask_scores(float (&scores)[M][N][4], int first_query, int first_key, int keys,
-                                            int diagonal) {
+__device__ __forceinline__ void mask_scores(float (&scores)[M][N][4], const AttentionMask& mask, int first_query,
+                                            int first_key) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -127,7 +127,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[M][N][4], int first_
             for (int e = 0; e < 4; e++) {
                 int row = 16 * m + e / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + e % 2;
                 int query = first_query + (TRANSPOSED ? column : row), key = first_key + (TRANSPOSED ? row : column);
-                if (key >= keys || key > query + diagonal) scores[m][n][e] = -INFINITY;
+                if (!mask.sees(query, key)) scores[m][n][e] = -INFINITY;
             }
 }
 

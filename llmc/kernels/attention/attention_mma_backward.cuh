@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
     int last_query = min(first_query + Tile::queries, shape.Tq) - 1;
-    int diagonal = mask_diagonal(shape), keys = key_end(shape, diagonal, last_query);
-    int tiles = (keys + Tile::keys - 1) / Tile::keys;
+    const AttentionMask mask = attention_mask<false>(shape, batch);
+    int keys = mask.end(last_query);
+    int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
     const int kv_head = GROUPED ? key_head(shape, head) : head;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     const float* delta = lse + Tile::queries;
 
     auto load_keys = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
-        if (tile < tiles) {
+        if (tile < end) {
             SharedAddress stage = stages + tile % Tile::stages * 2 * Tile::key_bytes;
             load_tile_async<Tile::keys, D, Tile::threads>(stage, k, tile * Tile::keys, keys, shape.HS);
             load_tile_async<Tile::keys, D, Tile::threads>(stage + Tile::key_bytes, v, tile * Tile::keys, keys,
@@ -90,22 +91,21 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
     load_statistics_async<Tile::queries, Tile::threads>(statistics, a.lse, a.delta,
                                                         std::int64_t{batch} * shape.NH + head, first_query, shape.Tq);
 #pragma unroll
-    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(tile);
+    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(begin + tile);
 
     float sums[M][D / 8][4] = {};
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = begin; tile < end; tile++) {
         cp_async_wait<Tile::stages - 2>();
         __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
         load_keys(tile + Tile::stages - 1);
         int first_key = tile * Tile::keys;
-        if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
+        const ScoreTile score_tile{warp_query, 16 * M, first_key, Tile::keys};
+        if (mask.sees_none(score_tile)) continue;   // nothing here for this warp
         SharedAddress k_tile = stages + tile % Tile::stages * 2 * Tile::key_bytes, v_tile = k_tile + Tile::key_bytes;
         float scores[M][N][4], dscores[M][N][4];
         multiply_transposed<D, GROUPED ? 1 : 2>(scores, q_rows, k_tile);   // more spills on sm_100
         multiply_transposed<D, GROUPED ? 1 : 2>(dscores, q_rows + Tile::query_bytes, v_tile);
-        if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
-            mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
-        }
+        if (!mask.sees_all(score_tile)) mask_scores<false>(scores, mask, warp_query, first_key);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
         pack_weights(weights, dscores);
         accumulate_weighted<D>(sums, weights, k_tile);
     }
-    if (tiles == 0) {   // the copy of q is still under way into the rows used for staging
+    if (begin >= end) {   // the copy of q is still under way into the rows used for staging
         cp_async_wait<0>();
         __syncthreads();
     }
@@ -147,8 +147,9 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
     int batch = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
-    int diagonal = mask_diagonal(shape), begin = query_begin(diagonal, first_key);
-    int tiles = max(0, shape.Tq - begin + Tile::queries - 1) / Tile::queries;
+    const AttentionMask mask = attention_mask<false>(shape, batch);
+    int begin = mask.first_query(first_key), end = mask.query_end(first_key + Tile::keys);
+    int tiles = max(0, end - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp / Tile::sharing * 16 * M;
     const int first_channel = warp % Tile::sharing * Tile::channels;   // first channel that the warp sums
     float scale_log2 = shape.scale * LOG2_E;
@@ -188,7 +189,8 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
             __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
             load_queries(tile + Tile::stages - 1);
             int first_query = begin + tile * Tile::queries;
-            if (warp_key > first_query + Tile::queries - 1 + diagonal) continue;   // nothing here for this warp
+            const ScoreTile score_tile{first_query, Tile::queries, warp_key, 16 * M};
+            if (mask.sees_none(score_tile)) continue;   // nothing here for this warp
             unsigned char* stage = stages + tile % Tile::stages * Tile::stage_bytes;
             SharedAddress q_tile = shared_address(stage), dout_tile = q_tile + Tile::query_bytes;
             const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
@@ -197,9 +199,7 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
             multiply_transposed<D, GROUPED ? 1 : 2>(scores, k_rows, q_tile);   // more spills on sm_100
             multiply_transposed<D, GROUPED ? 1 : 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
             // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
-            if (warp_key + 16 * M - 1 > first_query + diagonal) {
-                mask_scores<true>(scores, first_query, warp_key, shape.Tk, diagonal);
-            }
+            if (!mask.sees_all(score_tile)) mask_scores<true>(scores, mask, first_query, warp_key);
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll

@@ -3,7 +3,7 @@
 // A block of 4 warps keeps 128 queries, 32 a warp (above D = 128: half as many), and streams keys and values in tiles
 // of 64 (from D = 128 on: 32) through a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023,
 // algorithm 1). Tiles of keys that no query of the block sees are never loaded; a warp whose own queries see nothing of
-// a tile skips it; only tiles that the diagonal or the end of the keys crosses are masked.
+// a tile skips it; only tiles of which it sees a part are masked.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     const AttentionShape& shape = a.shape;
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
-    int diagonal = mask_diagonal(shape);
-    int keys = key_end(shape, diagonal, min(first_query + Tile::queries, shape.Tq) - 1);
-    int tiles = (keys + Tile::keys - 1) / Tile::keys;
+    const AttentionMask mask = attention_mask<false>(shape, batch);
+    int keys = mask.end(min(first_query + Tile::queries, shape.Tq) - 1);
+    int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;
     float scale_log2 = shape.scale * LOG2_E;
     HeadRows<const bf16> k = key_rows(a.k, shape, batch, head), v = key_rows(a.v, shape, batch, head);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     SharedAddress v_tiles = k_tiles + Tile::stages * Tile::key_bytes, q_rows = shared_address(warp_rows);
 
     auto load_keys = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
-        if (tile < tiles) {
+        if (tile < end) {
             int stage = tile % Tile::stages;
             load_tile_async<Tile::keys, D, Tile::threads>(k_tiles + stage * Tile::key_bytes, k, tile * Tile::keys, keys,
                                                           shape.HS);
@@ -88,22 +88,21 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
     load_tile_async<Tile::queries, D, Tile::threads>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq,
                                                      shape.HS);
 #pragma unroll
-    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(tile);
+    for (int tile = 0; tile < Tile::stages - 1; tile++) load_keys(begin + tile);
 
     float sums[M][D / 8][4] = {}, row_max[M][2], row_sum[M][2] = {};
 #pragma unroll
     for (int m = 0; m < M; m++) row_max[m][0] = row_max[m][1] = -INFINITY;
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = begin; tile < end; tile++) {
         cp_async_wait<Tile::stages - 2>();
         __syncthreads();   // this tile is here, and the previous one has been read: its buffer may be filled
         load_keys(tile + Tile::stages - 1);
         int first_key = tile * Tile::keys, stage = tile % Tile::stages;
-        if (first_key > warp_query + 16 * M - 1 + diagonal) continue;   // nothing here for this warp
+        const ScoreTile score_tile{warp_query, 16 * M, first_key, Tile::keys};
+        if (mask.sees_none(score_tile)) continue;   // nothing here for this warp
         float scores[M][N][4];
         multiply_transposed<D>(scores, q_rows, k_tiles + stage * Tile::key_bytes);
-        if (first_key + Tile::keys > keys || first_key + Tile::keys - 1 > warp_query + diagonal) {
-            mask_scores<false>(scores, warp_query, first_key, keys, diagonal);
-        }
+        if (!mask.sees_all(score_tile)) mask_scores<false>(scores, mask, warp_query, first_key);
         online_softmax<D>(scores, row_max, row_sum, sums, scale_log2);
         std::uint32_t weights[M][N / 2][4];
         pack_weights(weights, scores);
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
                     total > 0.0f ? row_max[m][half] * shape.scale + logf(total) : -INFINITY;
             }
         }
-    if (tiles == 0) {   // the copy of q is still under way into the rows used for staging
+    if (begin >= end) {   // the copy of q is still under way into the rows used for staging
         cp_async_wait<0>();
         __syncthreads();
     }

@@ -11,6 +11,7 @@
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/queue/queue.h"
+#include "llmc/kernels/attention/attention_mask.h"
 #include "llmc/kernels/attention/library_attention.h"
 
 namespace {
@@ -35,10 +36,9 @@ void add_mask(host::Operation& operation, const AttentionShape& s) {
 // Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
 // documents are not counted.
 double matmul_flops(const AttentionShape& s) {
+    const AttentionMask mask = attention_mask<false>(s, 0);
     double pairs = 0;
-    for (int q = 0; q < s.Tq; q++) {
-        pairs += s.causal ? static_cast<double>(std::clamp<std::int64_t>(s.q0 + q - s.k0 + 1, 0, s.Tk)) : s.Tk;
-    }
+    for (int q = 0; q < s.Tq; q++) pairs += std::max(0, mask.end(q) - mask.begin(q));
     return 2.0 * s.B * s.NH * s.HS * pairs;
 }
 
@@ -105,7 +105,8 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
                 std::int64_t head = task / blocks;
                 // Longest first: with a causal mask the last queries see the most keys
                 int block = blocks - 1 - static_cast<int>(task % blocks);
-                host::attention::forward_block(a, static_cast<int>(head / a.shape.NH),
+                const int b = static_cast<int>(head / a.shape.NH);
+                host::attention::forward_block(a, attention_mask<true>(a.shape, b), b,
                                                static_cast<int>(head % a.shape.NH), block);
             },
             1);
@@ -131,7 +132,8 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
         host::parallel_for(
             std::int64_t{a.shape.B} * a.shape.kv_heads(),
             [&](std::int64_t head) {
-                host::attention::backward_kv_head(a, static_cast<int>(head / a.shape.kv_heads()),
+                const int b = static_cast<int>(head / a.shape.kv_heads());
+                host::attention::backward_kv_head(a, attention_mask<true>(a.shape, b), b,
                                                   static_cast<int>(head % a.shape.kv_heads()));
             },
             1);
