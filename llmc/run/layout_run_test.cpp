@@ -207,7 +207,7 @@ private:
     static TrainingGroups groups_of(World* world, const Options& options) {
         if (world == nullptr) return {};
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
-        return training_groups(*world, options.pp_chunks > 1);
+        return training_groups(*world, model_config(options), options.pp_chunks);
     }
     static ModelConfig model_config(const Options& o) {
         ModelConfig config = custom_model_config(o.layers, 2, 32, T, o.vocab_size > 0 ? o.vocab_size : vocab);
