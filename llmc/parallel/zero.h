@@ -139,8 +139,7 @@ struct ZeroMemory {
 ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                        double optimizer_bytes);
 
-// Logical bytes that a rank sends in a step of `micro_batches`, exactly as Communicator counts them. Padding is
-// included.
+// Logical bytes that a rank sends in a step of `micro_batches`, padding included, exactly as Communicator counts.
 struct ZeroTraffic {
     double reduce = 0, gather = 0;               // gradients, parameters; in the ZeRO group
     double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner

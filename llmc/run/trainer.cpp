@@ -91,7 +91,6 @@ void Trainer::train_step() {
     step_++;
     next_ = AfterStep::validation;
     if (parts_.world) parts_.world->set_step(step_);
-
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
     const float lr = learning_rate(learning_rates_, step_) *
                      lr_factor(options_.lr_scaling, batch_.tokens(), options_.tokens_of_lr());

@@ -57,7 +57,6 @@ public:
     void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
 
     // ---- sizes of the current micro-batches; cp ranks share their tokens evenly
-
     const RankSizes& sizes() const { return sizes_; }
     int tokens() const { return sizes_.rows(); }
     ContextCut context() const { return {options_.place.mesh.cp, options_.ulysses, options_.place.at.cp}; }
@@ -70,7 +69,6 @@ public:
     void set_batch_shape(int B, int T);
 
     // ---- experts
-
     // Sets StageTools::sequence_share for the next steps.
     void set_sequence_share(float share) { tools_->sequence_share = share; }
     // Totals that backwards have added up on this rank since begin_expert_totals(); rows of other stages' layers are 0.
@@ -83,7 +81,6 @@ public:
     const RouterBias& router_bias() const { return router_bias_; }
 
     // ---- actions
-
     int chunks() const { return static_cast<int>(options_.chunks.size()); }
     const Chunk& chunk(int index) const { return options_.chunks[static_cast<std::size_t>(index)]; }
 
