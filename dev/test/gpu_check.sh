@@ -12,8 +12,8 @@
 # Without PART all of it within ten minutes, what is least certain first (backward of head size 64 on sm_90a: N = 32, B
 # in MN-major order, from 64 bytes into a swizzled row of 128), then what says most. What no time is left for is skipped and named, and so is
 # what needs a program that could not be built. GPU_CHECK_SECONDS=N is another limit. A step that fails or runs out of time
-# leaves no process on the card (limited.sh). Warnings and notes of compilers do not stop a build here, and what can be
-# built without the rest is.
+# leaves no process on the card (limited.sh). Warnings and notes of compilers do not stop a build here: the table
+# counts kernels that spill and files with notes. What can be built without the rest is.
 #
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
@@ -89,6 +89,9 @@ run() {   # NAME SECONDS COMMAND...
         counts=$(said | sed 's/^ *//' | grep -aE '^[0-9.]+ tokens/s$' | paste -sd, | sed 's/,/, /g')
         [ -n "$counts" ] || counts=$(said |
             grep -aE '^\[doctest\] test cases|passed, [0-9]+ failed' | tail -n 1 | sed -E 's/^\[doctest\] //; s/ +/ /g')
+        local spills notes
+        spills=$(said | grep -ac 'Registers are spilled') notes=$(said | grep -ac '^ptxas notes')
+        [ "$spills$notes" = 00 ] || counts="$spills kernels spill registers, ptxas notes in $notes files: see the log"
         echo "ok      $((SECONDS - start)) s  $counts"
         passed=$((passed + 1))
         row "$part" ok $((SECONDS - start)) "$name" "$counts"
@@ -112,7 +115,7 @@ step() {   # PART NAME SECONDS PROGRAM COMMAND...: COMMAND needs PROGRAM
 }
 build() {   # PARTS PRECISION NAME TARGETS...: for the first of PARTS that is asked for
     wanted "$1" || return 0
-    local make=(make --no-print-directory DEVICE=cuda PRECISION="$2" WARNINGS= NO_SPILLS= PTXAS_NOTES=) target
+    local make=(make --no-print-directory DEVICE=cuda PRECISION="$2" WARNINGS= NO_SPILLS='-Xptxas --warn-on-spills' PTXAS_NOTES='dev/tools/ptxas_notes.sh warning') target
     run "build $3" 530 "${make[@]}" -k -j"$(nproc)" "${@:4}" && return
     for target in "${@:4}"; do "${make[@]}" -q "$target" >/dev/null 2>&1 || unbuilt+=("$target"); done
 }

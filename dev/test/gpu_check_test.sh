@@ -65,6 +65,10 @@ run kernels sanitize ranks
 [ $? -eq 1 ] && step kernels FAILED 'build tests of kernels' && step kernels SKIPPED 'unit tests +\(build/cuda/unit_test was not' &&
     step ranks SKIPPED NCCL && step sanitize ok 'memcheck, whole model'
 verdict $? "a build that fails, and what needs it: $(cat "$work/out/gpu_check.txt")"
+program bin/make 'echo "ptxas warning : Registers are spilled to local memory in function '"'f', 8 bytes"'"'
+run build
+[ $? -eq 0 ] && step build ok 'build tests of kernels  \(1 kernels spill registers, ptxas notes in 0 files'
+verdict $? "kernels that spill are counted: $(cat "$work/out/gpu_check.txt")"
 program bin/make 'echo "$*" >>'"$work/made"
 
 # make profile: what nsys is asked for, and what is said without it
@@ -132,7 +136,7 @@ dev/test/limited.sh 1 dev/test/limited.sh 200 bash -c "setsid sleep 5000 & echo 
 verdict $? "limited.sh: one in another"
 
 # what ptxas merely notes
-noted() { program ptxas "echo '$1' >&2"; dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1; }   # NOTE
+noted() { program ptxas "echo '$1' >&2"; dev/tools/ptxas_notes.sh ${kind:-error} "$work/ptxas" >"$work/log" 2>&1; }   # NOTE
 noted 'ptxas info : Used 168 registers
     0 bytes stack frame, 0 bytes spill stores' && [ ! -s "$work/log" ]
 verdict $? "a compile without notes says nothing: $(cat "$work/log")"
@@ -140,9 +144,11 @@ for note in '(C7512) Potential Performance Loss: wgmma.mma_async instructions ar
     'setmaxnreg ignored' '128 bytes stack frame, 0 bytes spill stores'; do
     ! noted "ptxas info : $note" && grep -q "$note" "$work/log"
     verdict $? "ptxas_notes.sh: $note is an error"
+    kind=warning noted "ptxas info : $note" && grep -q "a warning" "$work/log" && grep -q "$note" "$work/log"
+    verdict $? "ptxas_notes.sh: $note is a warning where it is to be one"
 done
 program ptxas 'echo "error: a reason"; exit 2'
-dev/tools/ptxas_notes.sh "$work/ptxas" >"$work/log" 2>&1
+dev/tools/ptxas_notes.sh error "$work/ptxas" >"$work/log" 2>&1
 [ $? -eq 2 ] && grep -q 'a reason' "$work/log"
 verdict $? "ptxas_notes.sh: the compiler's code, and what it said"
 
@@ -165,6 +171,22 @@ verdict $? "a complete toolkit is left alone: $found"
 found=$(includes CUDNN_INCLUDE=/usr/include)
 [[ " $found " != *" /usr/include "* ]]
 verdict $? "the compiler's own folder is not named: $found"
+flags_of() {   # RELEASE of nvcc: its flags, and what ptxas's notes are
+    program nvcc "echo 'Cuda compilation tools, release $1, V$1.88'"
+    make --no-print-directory DEVICE=cuda NVCC="$work/nvcc" CUDA_HOME=$toolkit \
+        --eval 'show: ; @echo $(NVCC_FLAGS) notes: $(if $(IS_TUNED_NVCC),error,warning)' show
+}
+tuned=$(sed -n 's/^TUNED_NVCC := //p' dev/tools/cuda.mk)
+[[ "$(flags_of "$tuned")" == *--warning-as-error*error ]] && [[ "$(flags_of "$tuned")" == *'-Werror all-warnings'* ]]
+verdict $? "nvcc $tuned: spills, notes and warnings are errors: $(flags_of "$tuned")"
+for release in 12.8 13.1 130.0; do
+    [[ "$(flags_of $release)" == *--warn-on-spills*warning && "$(flags_of $release)" != *rror* ]]
+    verdict $? "nvcc $release: they are warnings: $(flags_of $release)"
+done
+mkdir -p $pip/cuda_runtime/lib && touch $pip/cuda_runtime/lib/libcudart.so.12
+found=$(make --no-print-directory DEVICE=cuda CUDA_HOME=$work/none NVCC=$toolkit/bin/nvcc PIP_NVIDIA=$pip --eval 'show: ; @echo $(CUDA_LIBRARIES)' show)
+[[ "$found" == *$pip/cuda_runtime/lib/libcudart.so.12* ]]
+verdict $? "the runtime of pip's packages for CUDA 12 is found: $found"
 flags=$(make --no-print-directory DEVICE=cuda WARNINGS= --eval 'show: ; @echo $(NVCC_FLAGS) $(HOST_FLAGS)' show)
 [[ "$flags" != *-Werror* && "$flags" != *-Wall* ]]
 verdict $? "WARNINGS= turns compilers' warnings off: $flags"

@@ -84,7 +84,7 @@ void asked(Table& table, const Options& o) {
     table.row("gradient type", name_of(o.grad_dtype));
     table.row("recompute", name_of(o.recompute));
     table.row("GELU fusion", o.gelu_fusion);
-    table.row("matmul algorithms tried", o.matmul_tries);
+    table.row("algorithms to try", o.matmul_tries);
     table.row("seed", o.seed);
 }
 
