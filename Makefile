@@ -124,7 +124,7 @@ $(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
 .PRECIOUS: $(COMMON)/precompiled%/standard.h.gch
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
-$(call common_object,llmc/kernels/attention/attention_mma.cu): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
+$(foreach f,attention_mma attention_mma_documents,$(call common_object,llmc/kernels/attention/$(f).cu)): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
 $(call common_object,llmc/kernels/attention/attention_cudnn.cpp): OPTIMIZE = -Og#   calls of a large library: a minute less
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)

@@ -83,7 +83,10 @@ template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream) {
     check_arguments(a);
     if constexpr (std::is_same_v<T, bf16>) {
-        if (uses_tensor_cores() && a.shape.documents.first == nullptr) return launch_attention_forward_mma(a, stream);
+        if (uses_tensor_cores()) {
+            return a.shape.documents.first != nullptr ? launch_attention_forward_mma<O, true>(a, stream)
+                                                      : launch_attention_forward_mma<O>(a, stream);
+        }
     }
     launch_attention_forward_fma(a, stream);
 }
@@ -92,7 +95,7 @@ template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
     check_arguments(a);
     ENSURE(a.shape.documents.first == nullptr, "kernels for sm_90a have no mask of documents");
-    if (a.shape.HS > kLargestHeadSm90) return launch_attention_forward_mma(a, stream);
+    if (a.shape.HS > kLargestHeadSm90) return launch_attention_forward_mma<O>(a, stream);
     launch_attention_forward_hopper(a, stream);
 }
 
@@ -103,7 +106,7 @@ void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<floa
     const std::size_t needed = sm90_attention_workspace(a.shape);
     ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);
-    if (a.shape.group > 1 || a.shape.HS > kLargestHeadSm90) return launch_attention_backward_mma(a, stream);
+    if (a.shape.group > 1 || a.shape.HS > kLargestHeadSm90) return launch_attention_backward_mma<G>(a, stream);
     launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 
@@ -112,7 +115,10 @@ void own_attention_backward(const AttentionBackward<T, G>& a, cudaStream_t strea
     check_arguments(a);
     launch_attention_delta(a, stream);
     if constexpr (std::is_same_v<T, bf16>) {
-        if (uses_tensor_cores() && a.shape.documents.first == nullptr) return launch_attention_backward_mma(a, stream);
+        if (uses_tensor_cores()) {
+            return a.shape.documents.first != nullptr ? launch_attention_backward_mma<G, true>(a, stream)
+                                                      : launch_attention_backward_mma<G>(a, stream);
+        }
     }
     launch_attention_backward_fma(a, stream);
 }

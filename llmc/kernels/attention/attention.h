@@ -116,9 +116,8 @@ struct AttentionBackward {
     AttentionShape shape;
 };
 
-// Compute own attention, asynchronously on `stream`. With masks of documents, bf16 runs on fp32 multiply-adds, because
-// the tensor-core kernels have no such mask. Compiled in attention.cu for T = O = G = float, T = O = G = bf16, and T =
-// bf16 with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the
+// Compute own attention, asynchronously on `stream`. Compiled in attention.cu for T = O = G = float, T = O = G = bf16,
+// and T = bf16 with O = G = float. Deterministic: no atomics, every sum in a fixed order. Throws Error(bug) where the
 // conditions above do not hold.
 template <class T, class O>
 void own_attention_forward(const AttentionForward<T, O>& arguments, cudaStream_t stream);

@@ -21,10 +21,10 @@ void launch_attention_backward_fma(const AttentionBackward<T, G>& arguments, cud
 template <class T, class G>
 void launch_attention_delta(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
-// Tensor cores (attention_mma.cu), for O, G = bf16 and float.
-template <class O>
+// Tensor cores (attention_mma_launch.cuh), for O, G = bf16 and float. DOCUMENTS: with masks of documents.
+template <class O, bool DOCUMENTS = false>
 void launch_attention_forward_mma(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
-template <class G>
+template <class G, bool DOCUMENTS = false>
 void launch_attention_backward_mma(const AttentionBackward<bf16, G>& arguments, cudaStream_t stream);
 
 // sm_90a (attention_hopper.cu), for O, G = bf16 and float. `workspace`: see sm90_attention_backward.

@@ -1,60 +1,6 @@
-#include <type_traits>
+#include "llmc/kernels/attention/attention_mma_launch.cuh"
 
-#include "llmc/kernels/attention/attention_kernels.h"
-#include "llmc/kernels/attention/attention_mma_backward.cuh"
-#include "llmc/kernels/attention/attention_mma_forward.cuh"
-
-namespace {
-
-// Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
-template <class Run>
-void with_padded_head_size(int HS, Run run) {
-    if (HS <= 32) return run(std::integral_constant<int, 32>{});
-    if (HS <= 64) return run(std::integral_constant<int, 64>{});
-    if (HS <= 80) return run(std::integral_constant<int, 80>{});
-    if (HS <= 96) return run(std::integral_constant<int, 96>{});
-    if (HS <= 128) return run(std::integral_constant<int, 128>{});
-    run(std::integral_constant<int, kLargestHead>{});
-}
-
-}   // namespace
-
-template <class O>
-void launch_attention_forward_mma(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
-    with_padded_head_size(a.shape.HS, [&](auto head_size) {
-        using Tile = MmaForwardTile<head_size()>;
-        dim3 grid(ceil_div(a.shape.Tq, Tile::queries), a.shape.NH, a.shape.B);
-        launch(attention_forward_mma<O, head_size()>,
-               forward_launch(a, grid, Tile::threads, Tile::shared_bytes, stream), a);
-    });
-}
-
-template <class G, int D, bool GROUPED>
-void launch_backward(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
-    using Queries = MmaQueriesTile<D, GROUPED>;
-    using Keys = MmaKeysTile<D, GROUPED>;
-    dim3 query_grid(ceil_div(a.shape.Tq, Queries::queries), a.shape.NH, a.shape.B);
-    launch(attention_backward_queries_mma<G, D, GROUPED>,
-           backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream)
-               .writes(a.dq.data, query_bytes(a.dq, a.shape)),
-           a);
-    dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.kv_heads(), a.shape.B);
-    launch(attention_backward_keys_mma<G, D, GROUPED>,
-           backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream)
-               .writes(a.dk.data, key_bytes(a.dk, a.shape))
-               .writes(a.dv.data, key_bytes(a.dv, a.shape)),
-           a);
-}
-
-template <class G>
-void launch_attention_backward_mma(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
-    with_padded_head_size(a.shape.HS, [&](auto head_size) {
-        if (a.shape.group > 1) return launch_backward<G, head_size(), true>(a, stream);
-        launch_backward<G, head_size(), false>(a, stream);
-    });
-}
-
-template void launch_attention_forward_mma(const AttentionForward<bf16, bf16>&, cudaStream_t);
-template void launch_attention_forward_mma(const AttentionForward<bf16, float>&, cudaStream_t);
-template void launch_attention_backward_mma(const AttentionBackward<bf16, bf16>&, cudaStream_t);
-template void launch_attention_backward_mma(const AttentionBackward<bf16, float>&, cudaStream_t);
+template void launch_attention_forward_mma<bf16, false>(const AttentionForward<bf16, bf16>&, cudaStream_t);
+template void launch_attention_forward_mma<float, false>(const AttentionForward<bf16, float>&, cudaStream_t);
+template void launch_attention_backward_mma<bf16, false>(const AttentionBackward<bf16, bf16>&, cudaStream_t);
+template void launch_attention_backward_mma<float, false>(const AttentionBackward<bf16, float>&, cudaStream_t);

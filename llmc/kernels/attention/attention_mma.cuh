@@ -114,21 +114,28 @@ __device__ __forceinline__ void multiply_transposed(float (&scores)[M][N][4], Sh
 }
 
 // Sets scores to -infinity where the query does not see the key. Rows are the warp's queries from first_query, columns
-// keys from first_key; with TRANSPOSED rows are keys and columns queries.
-template <bool TRANSPOSED, int M, int N>
+// keys from first_key; with TRANSPOSED rows are keys and columns queries. DOCUMENTS: the mask reads memory, once a
+// query.
+template <bool TRANSPOSED, bool DOCUMENTS, int M, int N>
 __device__ __forceinline__ void mask_scores(float (&scores)[M][N][4], const AttentionMask& mask, int first_query,
                                             int first_key) {
     int lane = threadIdx.x % 32;
+    constexpr int query_blocks = TRANSPOSED ? N : M, key_blocks = TRANSPOSED ? M : N;
 #pragma unroll
-    for (int m = 0; m < M; m++)
+    for (int block = 0; block < query_blocks; block++)
 #pragma unroll
-        for (int n = 0; n < N; n++)
+        for (int i = 0; i < 2; i++) {   // the two queries of a block that this lane has
+            int query = first_query + (TRANSPOSED ? 8 * block + lane % 4 * 2 + i : 16 * block + lane / 4 + 8 * i);
+            const KeyRange seen = DOCUMENTS ? mask.seen_by(query) : KeyRange{};
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int row = 16 * m + e / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + e % 2;
-                int query = first_query + (TRANSPOSED ? column : row), key = first_key + (TRANSPOSED ? row : column);
-                if (!mask.sees(query, key)) scores[m][n][e] = -INFINITY;
-            }
+            for (int keys = 0; keys < key_blocks; keys++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int key = first_key + (TRANSPOSED ? 16 * keys + lane / 4 + 8 * j : 8 * keys + lane % 4 * 2 + j);
+                    float& score = TRANSPOSED ? scores[keys][block][2 * j + i] : scores[block][keys][2 * i + j];
+                    if (DOCUMENTS ? !seen.has(key) : !mask.sees(query, key)) score = -INFINITY;
+                }
+        }
 }
 
 // Returns lse in units of log 2, for p = 2^(score - lse). A query that sees nothing has only scores of -infinity: with

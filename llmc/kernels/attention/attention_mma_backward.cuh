@@ -2,8 +2,8 @@
 // the keys, the other keeps keys and sums dk and dv over the queries. Both recompute the probabilities p from lse:
 //     p = exp(scale q k - lse)      dp = dout v      ds = p (dp - delta)      dq = scale ds k
 //                                                    dv = p^T dout            dk = scale ds^T q
-// Seven products where atomics would need five; in exchange every sum has one fixed order. Kernels for grouped queries
-// are instances of their own (GROUPED): the others have no register to spare.
+// Seven products where atomics would need five; in exchange every sum has one fixed order. Kernels for grouped queries,
+// and for masks of documents, are instances of their own (SCARCE): the others have no register to spare.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"
@@ -11,12 +11,12 @@
 // Keeps q and dout of 128 queries, 32 a warp (above D = 128: half as many); streams k and v. The tile of keys shrinks
 // with D so that the sums of dq (32 x D a warp: D registers a thread) and the two score tiles (twice `keys` registers)
 // fit.
-template <int D, bool GROUPED = false>
+template <int D, bool SCARCE = false>
 struct MmaQueriesTile {
     static constexpr int threads = 128, warps = 4;
-    static constexpr int blocks = D <= 128 ? 2 : 1;                                        // 16-query blocks per warp
-    static constexpr int queries = warps * blocks * 16;                                    // kept: 128 or 64
-    static constexpr int keys = D <= 64 ? 64 : D > 128 || (GROUPED && D > 96) ? 16 : 32;   // streamed
+    static constexpr int blocks = D <= 128 ? 2 : 1;                                       // 16-query blocks per warp
+    static constexpr int queries = warps * blocks * 16;                                   // kept: 128 or 64
+    static constexpr int keys = D <= 64 ? 64 : D > 128 || (SCARCE && D > 96) ? 16 : 32;   // streamed
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
@@ -30,14 +30,14 @@ static_assert(MmaQueriesTile<256>::shared_bytes <= 99 * 1024);   // the limit pe
 // Keeps k and v; streams q and dout with their lse and delta. Two sums of D channels: two blocks of 16 keys a warp fit
 // the registers up to D = 64, one up to 128. Above, two warps share a block of 16 keys: both make its scores, and each
 // sums half the channels.
-template <int D, bool GROUPED = false>
+template <int D, bool SCARCE = false>
 struct MmaKeysTile {
     static constexpr int threads = 128, warps = 4;
     static constexpr int sharing = D <= 128 ? 1 : 2;             // warps that share keys
     static constexpr int channels = D / sharing;                 // channels that a warp sums
     static constexpr int blocks = D <= 64 ? 2 : 1;               // blocks of 16 keys per warp
     static constexpr int keys = warps / sharing * blocks * 16;   // kept: 128, 64 or 32
-    static constexpr int queries = D <= 64 ? GROUPED ? 16 : 32 : D <= 96 ? 64 : D <= 128 ? 48 : 16;   // streamed
+    static constexpr int queries = D <= 64 ? SCARCE ? 16 : 32 : D <= 96 ? 64 : D <= 128 ? 48 : 16;   // streamed
     static constexpr int stages = 2;
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
@@ -50,17 +50,17 @@ static_assert(fits_twice(MmaKeysTile<256>::shared_bytes));
 
 // Computes dq of a tile of queries. Grid (query tiles, NH, B). Shared: q, dout (queries, D), lse, delta (queries), then
 // `stages` of k and v (keys, D). scale > 0.
-template <class G, int D, bool GROUPED = false>
-__global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
+template <class G, int D, bool GROUPED = false, bool DOCUMENTS = false>
+__global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED || DOCUMENTS>::threads, 2)
     attention_backward_queries_mma(AttentionBackward<bf16, G> a) {
-    using Tile = MmaQueriesTile<D, GROUPED>;
+    using Tile = MmaQueriesTile<D, GROUPED || DOCUMENTS>;
     constexpr int M = Tile::blocks, N = Tile::keys / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
     int last_query = min(first_query + Tile::queries, shape.Tq) - 1;
-    const AttentionMask mask = attention_mask<false>(shape, batch);
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
     int keys = mask.end(last_query);
     int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
         if (mask.sees_none(score_tile)) continue;   // nothing here for this warp
         SharedAddress k_tile = stages + tile % Tile::stages * 2 * Tile::key_bytes, v_tile = k_tile + Tile::key_bytes;
         float scores[M][N][4], dscores[M][N][4];
-        multiply_transposed<D, GROUPED ? 1 : 2>(scores, q_rows, k_tile);   // more spills on sm_100
-        multiply_transposed<D, GROUPED ? 1 : 2>(dscores, q_rows + Tile::query_bytes, v_tile);
-        if (!mask.sees_all(score_tile)) mask_scores<false>(scores, mask, warp_query, first_key);
+        multiply_transposed<D, GROUPED || DOCUMENTS ? 1 : 2>(scores, q_rows, k_tile);   // more spills on sm_100
+        multiply_transposed<D, GROUPED || DOCUMENTS ? 1 : 2>(dscores, q_rows + Tile::query_bytes, v_tile);
+        if (!mask.sees_all(score_tile)) mask_scores<false, DOCUMENTS>(scores, mask, warp_query, first_key);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -137,17 +137,17 @@ __global__ void __launch_bounds__(MmaQueriesTile<D, GROUPED>::threads, 2)
 // Computes dk and dv of a tile of keys, over the heads of q that share them. Grid (key tiles, kv heads, B). Shared: k,
 // v (keys, D), then `stages` of q, dout (queries, D), lse, delta (queries). Scores are transposed: rows are keys,
 // columns queries. scale > 0.
-template <class G, int D, bool GROUPED = false>
-__global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
+template <class G, int D, bool GROUPED = false, bool DOCUMENTS = false>
+__global__ void __launch_bounds__(MmaKeysTile<D, GROUPED || DOCUMENTS>::threads, 2)
     attention_backward_keys_mma(AttentionBackward<bf16, G> a) {
-    using Tile = MmaKeysTile<D, GROUPED>;
+    using Tile = MmaKeysTile<D, GROUPED || DOCUMENTS>;
     constexpr int M = Tile::blocks, N = Tile::queries / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
     int batch = blockIdx.z, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_key =
         static_cast<int>(blockIdx.x) * Tile::keys;   // the first keys are seen by most queries: they start first
-    const AttentionMask mask = attention_mask<false>(shape, batch);
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
     int begin = mask.first_query(first_key), end = mask.query_end(first_key + Tile::keys);
     int tiles = max(0, end - begin + Tile::queries - 1) / Tile::queries;
     int warp_key = first_key + warp / Tile::sharing * 16 * M;
@@ -196,10 +196,10 @@ __global__ void __launch_bounds__(MmaKeysTile<D, GROUPED>::threads, 2)
             const float* lse = reinterpret_cast<const float*>(stage + 2 * Tile::query_bytes);
             const float* delta = lse + Tile::queries;
             float scores[M][N][4], dscores[M][N][4];
-            multiply_transposed<D, GROUPED ? 1 : 2>(scores, k_rows, q_tile);   // more spills on sm_100
-            multiply_transposed<D, GROUPED ? 1 : 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
+            multiply_transposed<D, GROUPED || DOCUMENTS ? 1 : 2>(scores, k_rows, q_tile);   // more spills on sm_100
+            multiply_transposed<D, GROUPED || DOCUMENTS ? 1 : 2>(dscores, k_rows + Tile::key_bytes, dout_tile);
             // columns past the end have q = dout = lse = delta = 0: they add nothing and need no mask
-            if (!mask.sees_all(score_tile)) mask_scores<true>(scores, mask, first_query, warp_key);
+            if (!mask.sees_all(score_tile)) mask_scores<true, DOCUMENTS>(scores, mask, first_query, warp_key);
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll

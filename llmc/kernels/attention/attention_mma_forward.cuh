@@ -8,12 +8,13 @@
 
 #include "llmc/kernels/attention/attention_mma.cuh"
 
-template <int D>
+template <int D, bool DOCUMENTS = false>
 struct MmaForwardTile {
     static constexpr int threads = 128, warps = 4;
     static constexpr int blocks = D <= 128 ? 2 : 1;       // blocks of 16 queries per warp
     static constexpr int queries = warps * blocks * 16;   // kept: 128 or 64
-    static constexpr int keys = D <= 96 ? 64 : 32;        // streamed; 64 would spill registers at D = 128
+    // streamed; more would spill registers at D = 128
+    static constexpr int keys = D <= 96 ? 64 : DOCUMENTS ? 16 : 32;
     static constexpr int stages = 2;
     static constexpr int query_bytes = SwizzledTile<D>::bytes(queries);
     static constexpr int key_bytes = SwizzledTile<D>::bytes(keys);
@@ -57,15 +58,16 @@ __device__ __forceinline__ void online_softmax(float (&scores)[M][N][4], float (
 }
 
 // Grid (query tiles, NH, B). Shared: q (queries, D), then `stages` of k (keys, D), then of v (keys, D). scale > 0.
-template <class O, int D>
-__global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forward_mma(AttentionForward<bf16, O> a) {
-    using Tile = MmaForwardTile<D>;
+template <class O, int D, bool DOCUMENTS = false>
+__global__ void __launch_bounds__(MmaForwardTile<D, DOCUMENTS>::threads, 2)
+    attention_forward_mma(AttentionForward<bf16, O> a) {
+    using Tile = MmaForwardTile<D, DOCUMENTS>;
     constexpr int M = Tile::blocks, N = Tile::keys / 8;
     DYNAMIC_SHARED(unsigned char, shared);
     const AttentionShape& shape = a.shape;
     int batch = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::queries;   // longest causal rows start first
-    const AttentionMask mask = attention_mask<false>(shape, batch);
+    const AttentionMask mask = attention_mask<DOCUMENTS>(shape, batch);
     int keys = mask.end(min(first_query + Tile::queries, shape.Tq) - 1);
     int begin = mask.begin(first_query) / Tile::keys, end = (keys + Tile::keys - 1) / Tile::keys;   // tiles
     int warp_query = first_query + warp * 16 * M;
@@ -101,8 +103,9 @@ __global__ void __launch_bounds__(MmaForwardTile<D>::threads, 2) attention_forwa
         const ScoreTile score_tile{warp_query, 16 * M, first_key, Tile::keys};
         if (mask.sees_none(score_tile)) continue;   // nothing here for this warp
         float scores[M][N][4];
-        multiply_transposed<D>(scores, q_rows, k_tiles + stage * Tile::key_bytes);
-        if (!mask.sees_all(score_tile)) mask_scores<false>(scores, mask, warp_query, first_key);
+        // with documents fewer steps at once: registers are scarce
+        multiply_transposed<D, DOCUMENTS ? 2 : D / 16>(scores, q_rows, k_tiles + stage * Tile::key_bytes);
+        if (!mask.sees_all(score_tile)) mask_scores<false, DOCUMENTS>(scores, mask, warp_query, first_key);
         online_softmax<D>(scores, row_max, row_sum, sums, scale_log2);
         std::uint32_t weights[M][N / 2][4];
         pack_weights(weights, scores);

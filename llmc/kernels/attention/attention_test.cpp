@@ -114,12 +114,19 @@ TEST_CASE_TEMPLATE("attention: documents see only themselves", T, float, bf16) {
     check_documents([](const AttentionShape& shape) { check_own<T>(shape, Layout::packed); });
 }
 
+TEST_CASE("attention: documents see only themselves, bf16 on fp32 multiply-adds") {
+    const bool before = uses_tensor_cores();
+    use_tensor_cores(false);
+    check_documents([](const AttentionShape& shape) { check_own<bf16>(shape, Layout::packed); });
+    use_tensor_cores(before);
+}
+
 TEST_CASE_TEMPLATE("attention: no gradient crosses from one document to another", T, float, bf16) {
     check_no_gradient_crosses<T>(own_attention_forward<T, T>, own_attention_backward<T, T>);
 }
 
-TEST_CASE("attention: one document, masked, gives the same bits") {
-    check_one_document<float>(own_attention_forward<float, float>, own_attention_backward<float, float>);
+TEST_CASE_TEMPLATE("attention: one document, masked, gives the same bits", T, float, bf16) {
+    check_one_document<T>(own_attention_forward<T, T>, own_attention_backward<T, T>);
 }
 
 TEST_CASE("attention: bf16 inputs with fp32 results") {

@@ -43,7 +43,7 @@ std::string take_faster_attention(Stage& model, World& world) {
     return why_not.empty() ? "" : "own attention is used, because the library's fails: " + why_not;
 }
 
-static std::string settled(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
+std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
     if (asked != AttentionKind::auto_) return "";
     if (earlier != AttentionKind::auto_) {
         const std::string why_not = take_on_all(model, earlier, world);
@@ -55,15 +55,6 @@ static std::string settled(Stage& model, AttentionKind asked, AttentionKind earl
     const std::string why_not = model.attention().library_refusal();
     const char* own = model.attention().kind() == AttentionKind::own_sm90 ? "own-sm90" : "own";
     return why_not.empty() ? "" : text(own, " attention is used, because the library cannot serve: ", why_not);
-}
-
-std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
-    std::string words = settled(model, asked, earlier, world);
-    if (model.sizes().documents && sizeof(floatX) == 2 && model.attention().kind() == AttentionKind::own) {
-        words += text(words.empty() ? "" : "; ",
-                      "own attention runs on fp32 multiply-adds: tensor-core kernels have no mask of documents");
-    }
-    return words;
 }
 
 std::string doubt_about_ring(Stage& model, World& world) {
