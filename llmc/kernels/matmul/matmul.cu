@@ -252,7 +252,7 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     just_timed = nullptr;
-    const bool is_weight_gradient = row->transpose_b == CUBLAS_OP_T;   // of all rows these alone
+    const bool is_weight_gradient = row->transpose_b == CUBLAS_OP_T;   // no other row transposes B
     if (!p.candidates.empty() && (is_weight_gradient || !tries_weight_gradients_only)) {
         take_fastest(p, d, a, b, c, stream);
     }
