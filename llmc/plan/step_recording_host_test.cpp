@@ -229,7 +229,7 @@ TEST_CASE("plan: the memory that is counted is what ranks allocate, with every v
             for (const double value : values_to_try(field, plain)) {
                 ModelConfig wanted = plain;
                 field.set(wanted, value);
-                INFO(layout.name, ", ", field.name, " ", field.value_of(wanted));
+                INFO(std::string(layout.name), ", ", std::string(field.name), " ", field.value_of(wanted));
                 const PlannedRun run = run_of(layout, [&](Options& o) {
                     o.layers = 2;
                     if (plain.experts > 0) o.architecture["experts"] = static_cast<double>(plain.experts);
