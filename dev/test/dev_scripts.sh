@@ -80,6 +80,50 @@ has torch transformers tokenizers &&
 script=pytorch_step.py
 has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
 runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1
+has torch transformers && runs '\| 1 \| 16 \| train_gpt \| bf16 .*x \| .*x \|$' dev/bench/against_peers.sh --llama --shape 1x16 --rounds 1
+
+# against_peers.sh with programs that only print: its rows come at once, without what PyTorch would have to emulate
+mkdir -p "$work"/peers/{cpu,cpu-bf16,cpu-fp32,bin}
+cat >"$work/peers/cpu/tokenize" <<'END'
+#!/usr/bin/env bash
+while [ "$1" != --output ]; do shift; done
+mkdir -p "$2" && touch "$2/train_0.bin" "$2/val_0.bin"
+END
+cat >"$work/peers/cpu-fp32/train_gpt" <<'END'
+#!/usr/bin/env bash
+for step in 1 2 3; do echo "step $step/3 | $((50 * step)).00 ms | of it"; done
+END
+cat >"$work/peers/bin/python3" <<'END'
+#!/usr/bin/env bash
+[[ "$*" != *"$FAILS"* ]] || exit 1
+for step in 1 2 3; do echo "step $step: loss 1.0, $((100 * step)).0 ms"; done
+END
+cp "$work/peers/cpu-fp32/train_gpt" "$work/peers/cpu-bf16/"
+chmod +x "$work"/peers/*/*
+echo 'flags : fma avx2' >"$work/avx2" && echo 'flags : avx2 avx512_bf16' >"$work/with_bf16"
+peers() {   # CODE CPUINFO FAILS OPTIONS...: leaves the table's rows without its numbers in $work/rows
+    PATH=$work/peers/bin:$PATH BUILD=$work/peers CPUINFO=$work/$2 FAILS=$3 dev/bench/against_peers.sh "${@:4}" >"$work/out" 2>&1
+    local status=$?
+    sed -nE 's/^\| [0-9]+ \| [0-9]+ \| ([^|]+) \| ([^|]+) \| .*\| (.*) \| (.*) \|$/\1 \2 [\3] [\4]/p' "$work/out" >"$work/rows"
+    verdict $((status != $1)) "against_peers.sh ${*:2}: exit code $status: $(tail -n 5 "$work/out")"
+}
+rows() { verdict $(($(diff <(printf '%s\n' "$@") "$work/rows" | grep -c '^[<>]') > 0)) "rows: $(cat "$work/rows"), expected $*"; }
+peers 0 with_bf16 none --rounds 2
+rows 'PyTorch fp32 [] [1.00x]' 'train_gpt fp32 [] [2.00x]' 'PyTorch bf16 [] [1.00x]' 'train_gpt bf16 [] [2.00x]'
+verdict "$(($(grep -c '^(4x64, turn 1 of 2, .* ms)$' "$work/out") != 4))" "a line for each turn before the last: $(cat "$work/out")"
+peers 0 avx2 none --rounds 1
+rows 'PyTorch fp32 [] [1.00x]' 'train_gpt fp32 [] [2.00x]' 'train_gpt bf16 [] []'
+check "what is left out is said" grep -qx '(PyTorch in bf16 is left out: this processor has no instructions for it)' "$work/out"
+peers 0 with_bf16 none --rounds 1 --llama
+rows 'transformers fp32 [1.00x] []' 'PyTorch fp32 [1.00x] [1.00x]' 'train_gpt fp32 [2.00x] [2.00x]' \
+    'transformers bf16 [1.00x] []' 'PyTorch bf16 [1.00x] [1.00x]' 'train_gpt bf16 [2.00x] [2.00x]'
+peers 0 avx2 none --rounds 1 --llama
+rows 'transformers fp32 [1.00x] []' 'PyTorch fp32 [1.00x] [1.00x]' 'train_gpt fp32 [2.00x] [2.00x]' 'train_gpt bf16 [] []'
+peers 1 with_bf16 'precision bf16' --rounds 1
+rows 'PyTorch fp32 [] [1.00x]' 'train_gpt fp32 [] [2.00x]'
+peers 0 with_bf16 'import torch' --rounds 1
+rows 'train_gpt fp32 [] []' 'train_gpt bf16 [] []'
+check "no PyTorch is said" grep -q 'no PyTorch: left out' "$work/out"
 runs '30 passed, 0 failed' env PRECISIONS=bf16 dev/test/same_runs.sh "$work/same"
 
 # pip that downloads nothing: its packages hold one header

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "llmc/cuda_on_cpu/clock/record.h"
+#include "llmc/model/field_values_testing.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/process/on_ranks_testing.h"
@@ -216,4 +217,27 @@ void count_random_layouts(int layouts, unsigned seed) {
 TEST_CASE("plan: the memory that is counted is what ranks allocate, 20 random layouts") { count_random_layouts(20, 5); }
 TEST_CASE("plan: the memory that is counted is what ranks allocate, 500 random layouts" * doctest::skip()) {
     count_random_layouts(500, 7);
+}
+
+TEST_CASE("plan: the memory that is counted is what ranks allocate, with every value of every field of a model") {
+    if (!ranks_are_threads()) return;
+    for (const ModelField& field : model_fields()) {
+        if (field.basic) continue;   // sizes; the layouts above differ in them
+        for (const PlannedLayout& layout : {PlannedLayout{.name = "data", .dp = 2, .zero = 2},
+                                            PlannedLayout{.name = "tensor", .tp = 2, .mlp = MlpKind::swiglu}}) {
+            const ModelConfig plain = plain_for(field, run_of(layout).config);
+            for (const double value : values_to_try(field, plain)) {
+                ModelConfig wanted = plain;
+                field.set(wanted, value);
+                INFO(std::string(layout.name), ", ", std::string(field.name), " ", field.value_of(wanted));
+                const PlannedRun run = run_of(layout, [&](Options& o) {
+                    o.layers = 2;
+                    if (plain.experts > 0) o.architecture["experts"] = static_cast<double>(plain.experts);
+                    o.architecture[field.name] = value;
+                });
+                CHECK(field.get(run.config) == value);
+                require_counted(run, really_recorded(run));
+            }
+        }
+    }
 }

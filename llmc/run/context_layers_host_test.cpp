@@ -14,8 +14,9 @@ constexpr double tokens = 8192, channels = 4096;   // per rank; a model like GPT
 constexpr double matmul_flops = 700e12, attention_flops = 500e12, memory_bytes = 3e12, exchange_s = 5e-6;
 
 struct Modelled {
-    double seconds, charged, ideal;   // charged: communication takes multiprocessors; ideal: exchanges cost nothing
+    double seconds, of_links, ideal;   // of_links: communication takes no multiprocessors; ideal: nothing at all
     double share() const { return ideal / seconds; }
+    double exposed() const { return 1 - ideal / of_links; }
 };
 
 using MakeCutPoints = decltype(Layout::cut_points);
@@ -64,22 +65,22 @@ Modelled layers_of_a_ring(int cp, double link_bytes_per_s, MakeCutPoints cut_poi
         };
         return host::replay(recordings, charged ? costs.charged() : costs).seconds;
     };
-    return {replay(1 / link_bytes_per_s, exchange_s, false), replay(1 / link_bytes_per_s, exchange_s, true),
+    return {replay(1 / link_bytes_per_s, exchange_s, true), replay(1 / link_bytes_per_s, exchange_s, false),
             replay(0, 0, false)};
 }
 
 }   // namespace
 
-TEST_CASE("ring: layers at 8k tokens per rank reach 93% of ideal on links like NVLink, modelled") {
+TEST_CASE("ring: layers at 8k tokens per rank reach 98% of ideal on links like NVLink, modelled") {
     for (int cp : {2, 4, 8}) {
         const Modelled fast = layers_of_a_ring(cp, 450e9), slow = layers_of_a_ring(cp, 12.5e9);
         MESSAGE("cp ", cp,
                 ", modelled: 4096 channels, 8192 tokens a rank, matmuls at 700 and attention at 500 TFLOP/s, ",
-                "3 TB/s of memory: ", 100 * fast.share(), "% of ideal with links of 450 GB/s, ",
-                100 * fast.ideal / fast.charged, "% where communication takes 16 of 132 multiprocessors, ",
-                100 * slow.share(), "% with 12.5 GB/s");
-        CHECK(fast.share() >= 0.93);
-        CHECK(slow.share() < 0.93);
+                "3 TB/s of memory, 16 of 132 multiprocessors for communication: ", 100 * fast.share(),
+                "% of ideal with links of 450 GB/s, ", 100 * fast.ideal / fast.of_links,
+                "% if it took no multiprocessors, ", 100 * slow.share(), "% with 12.5 GB/s");
+        CHECK(fast.share() >= 0.98);
+        CHECK(slow.share() < 0.5);
     }
 }
 
@@ -87,7 +88,8 @@ TEST_CASE("ring: the last hop of dK and dV hides behind fc's gradient of weights
     // 268 MB at 450 GB/s take 0.6 ms, attproj's gradient 0.4 ms, fc's 1.6 ms
     const Modelled ours = layers_of_a_ring(4, 450e9), impatient = layers_of_a_ring(4, 450e9, Impatient::make);
     MESSAGE("modelled: ", 100 * ours.share(), "% of ideal, ", 100 * impatient.share(), "% where nothing is kept back");
-    CHECK(1 - ours.share() < (1 - impatient.share()) / 10);
+    CHECK(ours.share() > impatient.share());
+    CHECK(ours.exposed() < impatient.exposed() / 10);   // hidden or not, a hop takes the same multiprocessors
 }
 
 #endif

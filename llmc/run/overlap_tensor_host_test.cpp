@@ -1,7 +1,8 @@
 // How much of tensor parallelism's traffic is hidden behind matmuls, judged on the stand-in's virtual clock
 // (llmc/cuda_on_cpu/clock/record.h) at the sizes of a large model: 12,288 channels over 8 ranks, links of 370 GB/s, 650
-// TFLOP/s in matmuls, bf16. What runs is a small model on the same ranks: times of matmuls grow with rows x channels^2,
-// of traffic with rows x channels, so costs are scaled to its channels. Kernels that only move memory cost nothing.
+// TFLOP/s in matmuls, bf16, 16 of 132 multiprocessors for communication. What runs is a small model on the same ranks:
+// times of matmuls grow with rows x channels^2, of traffic with rows x channels, so costs are scaled to its channels.
+// Kernels that only move memory cost nothing.
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/process/on_ranks_testing.h"
@@ -16,7 +17,7 @@ host::CostModel machine() {
     const double scale = 12288.0 / C;
     costs.seconds_per_flop = scale * scale / 650e12;
     costs.seconds_per_exchanged_byte = scale / 370e9 * 2 / sizeof(floatX);
-    return costs;
+    return costs.charged();
 }
 
 enum class Flaw {
@@ -130,25 +131,24 @@ Found on_the_clock(const std::vector<host::Recording>& recordings, const host::C
 
 TEST_CASE("overlap: tensor parallelism's backward is hidden, and all but one chunk of forward") {
     const host::CostModel costs = machine();
-    host::CostModel free_links = costs;
+    host::CostModel free_links = costs.uncharged();
     free_links.seconds_per_exchanged_byte = 0;
     for (int chunks : {1, 4}) {
         const std::vector<host::Recording> recordings = record_step(chunks, true, Flaw::none);
         const Found found = on_the_clock(recordings, costs, chunks);
         const double unhindered = on_the_clock(recordings, free_links).seconds;
         const double longer = found.seconds / unhindered - 1;
-        const double charged = on_the_clock(recordings, costs.charged()).seconds / unhindered - 1;
+        const double of_links = on_the_clock(recordings, costs.uncharged()).seconds / unhindered - 1;
         MESSAGE(chunks, " chunks: backward ", 100 * found.backward.hidden_share(), "% hidden, forward ",
                 100 * (1 - found.forward.hidden_share()), "% exposed; the step ", 100 * longer,
-                "% longer than with free links, ", 100 * charged,
-                "% where communication takes 16 of 132 multiprocessors; ", found.forward.transfers, " + ",
-                found.backward.transfers, " transfers");
+                "% longer than without communication, ", 100 * (longer - of_links), "% of it for the multiprocessors; ",
+                found.forward.transfers, " + ", found.backward.transfers, " transfers");
         CHECK(found.forward.transfers == 4 * layers * chunks);
         CHECK(found.backward.transfers == 6 * layers + 2);   // the head's and the embedding's count
         CHECK(found.backward.hidden_share() >= 0.95);
         // attention's projection takes as long as its traffic, but for less than a thousandth
         CHECK(1 - found.forward.hidden_share() <= 1.01 / chunks);
-        if (chunks == 4) CHECK(longer <= 0.04);
+        if (chunks == 4) CHECK(longer <= 0.07);
     }
 }
 

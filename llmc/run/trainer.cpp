@@ -196,20 +196,25 @@ RunState Trainer::state_now(AfterStep next) const {
     return state;
 }
 
-// Times matmul algorithms before the first step: makes its passes once, over as many micro-batches as meet every
-// problem, and discards the result. The step overwrites it; problems that it meets later are agreed on by all ranks.
+// Times matmul algorithms before the first step: makes its passes twice, over as many micro-batches as meet every
+// problem, and discards the results. The step overwrites them; problems that it meets later are agreed on by all ranks.
+// Gradients of weights come first, because time may run out: a pass meets them last, although they are a third of the
+// work, run beside collectives and have the most problems, since each overwrites its sum and later adds to it.
 void Trainer::choose_algorithms() {
     Step& step = parts_.step;
     Matmul& matmul = step.stage().matmul();
     if (!matmul.tries_algorithms()) return;
     const double start = steady_seconds();
     // a step's first micro-batch overwrites gradients, the second adds to them; a pipeline is filled twice
-    batch_.begin(step_ + 1, 2 * options_.pp * options_.tokens_per_micro_step());
-    step.gradients(batch_.schedule(), batch_.reader(), 1.0f);
-    step.result();   // waits for the step
+    for (const bool weight_gradients_only : {true, false}) {
+        matmul.try_weight_gradients_only(weight_gradients_only);
+        batch_.begin(step_ + 1, 2 * options_.pp * options_.tokens_per_micro_step());
+        step.gradients(batch_.schedule(), batch_.reader(), 1.0f);
+        step.result();   // waits for the step
+        batch_.end();
+    }
     matmul_choices_.agree();
     matmul.stop_trying();
-    batch_.end();
     parts_.log.line("matmul algorithms: chosen by timing them, in %.1f s", steady_seconds() - start);
 }
 

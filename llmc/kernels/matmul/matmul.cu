@@ -42,6 +42,7 @@ struct Matmul::Impl {
     MatmulOptions options;
     cublasLtHandle_t handle = nullptr;
     int left_free = 0;   // multiprocessors
+    bool tries_weight_gradients_only = false;
     double tried_seconds = 0;
     DeviceBuffer<std::uint8_t> workspace;   // for cuBLASLt and bias_gradient, then waiting bias gradients
     BiasSums waiting;
@@ -251,7 +252,10 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     just_timed = nullptr;
-    if (!p.candidates.empty()) take_fastest(p, d, a, b, c, stream);
+    const bool is_weight_gradient = row->transpose_b == CUBLAS_OP_T;   // no other row transposes B
+    if (!p.candidates.empty() && (is_weight_gradient || !tries_weight_gradients_only)) {
+        take_fastest(p, d, a, b, c, stream);
+    }
     cublas_check(multiply(p, d, a, b, c, stream), p.name);
     if (OperationTimer::watches(stream)) {
         OperationTimer::note(stream, text("matmul, ", row->use, accumulate && another ? " + residual" : ""),
@@ -432,6 +436,7 @@ void Matmul::bias_gradient(G* dbias, const T* dout, const MatmulShape& s, bool a
 }
 
 bool Matmul::tries_algorithms() const { return impl_->options.tries > 1; }
+void Matmul::try_weight_gradients_only(bool only) { impl_->tries_weight_gradients_only = only; }
 void Matmul::stop_trying() { impl_->options.tries = 1; }
 
 std::vector<MatmulAlgorithm> Matmul::algorithms() const {

@@ -48,7 +48,7 @@ struct MatmulOptions {
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
     int tries = 1;
-    double most_seconds = 15;   // limit of all tries together; later problems get the heuristic's first
+    double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
     // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
 };
@@ -129,8 +129,10 @@ public:
     void bias_gradient(G* dbias, const T* dout, const MatmulShape& shape, bool accumulate, cudaStream_t stream);
 
     // tries_algorithms returns true if algorithms of new problems are timed; stop_trying ends that for all later
-    // problems.
+    // problems. With try_weight_gradients_only other problems run with the heuristic's first meanwhile, and are timed
+    // when they are met again without it.
     bool tries_algorithms() const;
+    void try_weight_gradients_only(bool only);
     void stop_trying();
 
     // Return the algorithms of all problems met so far, ordered by name, and take them back, for example from another

@@ -115,6 +115,54 @@ TEST_CASE("matmul: algorithms are tried until their time is over, or until it is
     CUDA_CHECK(cudaStreamSynchronize(test.stream));
 }
 
+TEST_CASE("matmul: gradients of weights can be timed first, and what is left out then is timed when it is met again") {
+    const Offered offered(4);
+    KernelTest test;
+    const MatmulShape shape{8, 24, 16};
+    auto in = test.random<float>(8 * 16, 1.0, 1), dout = test.random<float>(8 * 24, 1.0, 2),
+         weight = test.random<float>(24 * 16, 1.0, 3);
+    auto out = test.output<float>(8 * 24), din = test.output<float>(8 * 16), dweight = test.output<float>(24 * 16),
+         dbias = test.output<float>(24);
+    std::size_t asked = 0;
+    auto timer = [&](const std::function<void()>& work, cudaStream_t) {
+        work();
+        return static_cast<double>(++asked % 4 == 3 ? 1 : 2);   // the third of four is the fastest
+    };
+    Matmul matmul(test.arena, {.tries = 16, .timer = timer});
+    auto pass = [&] {
+        matmul.forward<float>(out.data(), in.data(), weight.data(), nullptr, shape, test.stream);
+        for (const bool accumulate : {false, true}) {
+            matmul.input_gradient<float>(din.data(), dout.data(), weight.data(), shape, accumulate, test.stream);
+            matmul.weight_gradient<float, float>(dweight.data(), dout.data(), in.data(), shape, accumulate,
+                                                 test.stream);
+        }
+    };
+    auto timed = [&](bool of_weights) {
+        int count = 0;
+        for (const MatmulAlgorithm& one : matmul.algorithms()) {
+            count += one.words[1] == 2 && one.problem.starts_with("weight") == of_weights;
+        }
+        return count;
+    };
+    matmul.try_weight_gradients_only(true);
+    pass();
+    CHECK(asked == 2 * 4);
+    CHECK(timed(true) == 2);
+    CHECK(timed(false) == 0);
+    matmul.try_weight_gradients_only(false);
+    pass();
+    pass();
+    CHECK(asked == 5 * 4);
+    CHECK(timed(true) == 2);
+    CHECK(timed(false) == 3);
+    asked = 0;
+    matmul.try_weight_gradients_only(true);
+    matmul.weight_and_bias_gradient<float, float>(dweight.data(), dbias.data(), dout.data(), in.data(), {7, 24, 16},
+                                                  false, test.stream);
+    CHECK(asked == 4 + 4 + 1);   // together, and the two apart
+    CUDA_CHECK(cudaStreamSynchronize(test.stream));
+}
+
 TEST_CASE("matmul: trying algorithms adds nothing to a sum but once") {
     const Offered offered(3);
     KernelTest test;

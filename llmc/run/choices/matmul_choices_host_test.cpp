@@ -44,8 +44,10 @@ struct Ended {
     bool still_tries = false;
 };
 
-// Two steps of two ranks, of two micro-batches each. `prepare`: each rank's matmuls, before the run.
-std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void(int rank, Matmul& matmul)>& prepare) {
+// Two steps of two ranks, of two micro-batches each. `prepare`: each rank's matmuls, before the run. `faster`: of how
+// many calls of the timer rank 0 finds others faster than the heuristic's first; rank 1 finds none.
+std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void(int rank, Matmul& matmul)>& prepare,
+                              int faster = INT_MAX) {
     constexpr int T = 16, vocab = 61;
     const SharedFolder folder;
     write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, std::vector<std::uint32_t>(500, 3));
@@ -61,11 +63,10 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
         shape.place = {me.world.mesh(), me.world.at(), 0};
         shape.matmul = how;
         if (how.tries > 1) {
-            // rank 0 finds others faster than the heuristic's first, rank 1 none
-            shape.matmul.timer = [rank = me.rank(), asked = 0](const std::function<void()>& work,
-                                                               cudaStream_t) mutable {
+            shape.matmul.timer = [most = me.rank() == 0 ? faster : 0, asked = 0](const std::function<void()>& work,
+                                                                                 cudaStream_t) mutable {
                 work();
-                return rank == 0 && asked++ % 3 != 0 ? 1.0 : 2.0;
+                return asked++ < most ? 1.0 / asked : 2.0;   // each faster than those before
             };
         }
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape, me.arena, me.stream);
@@ -120,4 +121,24 @@ TEST_CASE("matmul choices: they are timed before the first step, the lowest rank
     CHECK(given[0].used == timed[0].used);
     CHECK(given[0].weights == timed[0].weights);
     CHECK(given[1].weights == timed[1].weights);
+}
+
+TEST_CASE("matmul choices: gradients of weights are timed before all other matmuls, so that these wait if time is up") {
+    if (!ranks_are_threads()) return;
+    host::offer_algorithms(3);
+    auto found = [](int faster) {
+        const std::vector<Ended> ended = run_of_two(
+            {.tries = 3}, [](int, Matmul&) {}, faster);
+        std::pair<int, int> count;   // those of weights, and others, for which another than the first was taken
+        for (const MatmulAlgorithm& one : ended[0].used) {
+            if (one.words[1] != 0) (one.problem.starts_with("weight") ? count.first : count.second)++;
+        }
+        return count;
+    };
+    const std::pair<int, int> few = found(20), all = found(INT_MAX);
+    host::offer_algorithms(1);
+    CHECK(few.first > 2);
+    CHECK(few.second == 0);
+    CHECK(all.first > few.first);
+    CHECK(all.second > 2);
 }
