@@ -11,7 +11,7 @@ struct ExpertLoad {
     // shares, relative to that of an even load: 0 to 1.
     double fullest = 1, emptiest = 1, entropy = 1;
     double balance_loss = 0, z_loss = 0;   // times their factors, summed over layers
-    // Of each layer the rows of the rank whose experts got most, relative to the mean of ranks; empty without --ep. The
+    // Rows of each layer on the rank whose experts got most, relative to the mean of ranks; empty without --ep. The
     // others wait for it.
     std::vector<double> fullest_rank = {};
 };
