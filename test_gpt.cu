@@ -457,6 +457,45 @@ TEST_CASE("gpt: reference: mixtures of experts, at every level of recompute, als
     }
 }
 
+TEST_CASE("gpt: reference: experts with a capacity drop later tokens; one that none reaches changes no bit") {
+    for (const ModelConfig& config : kinds_of_experts()) {
+        const Problem unlimited = experts_problem(config);
+        const std::size_t most = static_cast<std::size_t>(unlimited.B * unlimited.T);
+        StageOptions options = test_options();
+        options.gelu_fusion = 0;
+        const Outcome undropped = Runner(unlimited, options).run();
+        options.capacity_factor = 1e6f;
+        const Outcome huge = Runner(unlimited, options).run();
+        CHECK(huge.losses == undropped.losses);
+        CHECK(huge.gradients == undropped.gradients);
+        for (const float factor : {0.75f, 0.2f}) {
+            for (const Recompute level : {Recompute::none, Recompute::gelu_norm, Recompute::block}) {
+                for (const int B : {unlimited.B, 1}) {   // a capacity is that of a micro-batch
+                    INFO("factor ", factor, ", recompute ", static_cast<int>(level), ", micro-batches of ", B);
+                    Problem problem = unlimited;
+                    ReferenceGpt& reference = problem.reference;
+                    reference.capacity_group = most / static_cast<std::size_t>(unlimited.B / B);
+                    const double share = factor * static_cast<double>(reference.capacity_group) *
+                                         static_cast<double>(config.experts_per_token());
+                    reference.capacity =
+                        static_cast<std::size_t>(std::ceil(share / static_cast<double>(config.experts) - 1e-6));
+                    const ReferenceResult expected =
+                        reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
+                    // choices of the second layer depend on what the first one dropped
+                    if (reference.smallest_gap < (is_fp32 ? 1e-3 : 0.02)) continue;
+                    REQUIRE(reference.dropped > 0);
+                    options.capacity_factor = factor, options.recompute = level, options.B = B;
+                    Runner runner(problem, options);
+                    const Outcome outcome = runner.run();
+                    CHECK(relative_error(outcome.losses, expected.losses) < parity);
+                    check_gradients(outcome, reference.table, expected.gradients, parity);
+                    if (B == unlimited.B) CHECK(runner.validation_losses() == undropped.losses);
+                }
+            }
+        }
+    }
+}
+
 // Biases that change who is chosen by a sigmoid router, and by how much no rounding knows.
 TEST_CASE("gpt: reference: biases of a router choose and do not weigh; biases inside the weights are seen") {
     ModelConfig config = with_experts(llama_like(custom_model_config(2, 2, 32, 40, 150), 2), 6, 2, 16);

@@ -11,7 +11,9 @@ missing=0
 for name in adamw 'global norm' 'own attention forward' 'library attention backward' 'bias gradient' classifier \
     'embedding backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' \
     'rotary forward' 'rotary backward' 'swiglu forward' 'swiglu backward' 'own attention forward B=[0-9]* NH=9 KV=3' \
-    'library attention backward B=[0-9]* NH=9 KV=3' step traffic; do
+    'library attention backward B=[0-9]* NH=9 KV=3' step traffic \
+    'experts grouped forward .* routed' 'experts grouped forward .* forced balance' \
+    'experts library loop weight gradient .* routed' 'experts library loop weight gradient .* forced balance'; do
     grep -q "^$name" "$work/list" || { echo "not in --list: $name"; missing=1; }
 done
 verdict $missing "--list names every kind of operation"
@@ -33,6 +35,15 @@ rows=$(sed -nE 's/^swiglu forward R=([0-9]+) F=1536$/\1/p' "$work/list")
 # forward reads (R, 2F) and writes (R, F); backward reads both again and writes (R, 2F)
 grep -q "\"bytes\": $((3 * rows * 1536 * 2)).0" "$work/swiglu.json" && grep -q "\"bytes\": $((5 * rows * 1536 * 2)).0" "$work/swiglu.json"
 verdict $? "and its bytes by formula"
+
+"$bench" --filter 'experts *' --json "$work/experts.json" >"$work/experts"
+[ $? -eq 0 ] && [ "$(grep -c '"shape"' "$work/experts.json")" -eq 12 ]
+verdict $? "experts measured: the grouped kernel and a library call for each, in three directions, under two routings"
+read -r rows experts chosen fullest < <(sed -nE \
+    's/^experts grouped forward R=([0-9]+) C=.* E=([0-9]+) K=([0-9]+) forced balance, fullest of ([0-9]+) rows$/\1 \2 \3 \4/p' "$work/list")
+routed=$(sed -nE 's/^experts grouped forward .* routed, fullest of ([0-9]+) rows$/\1/p' "$work/list")
+[ "$fullest" -eq $((rows * chosen / experts)) ] && [ "$routed" -gt "$fullest" ]
+verdict $? "forced balance gives every expert equally many rows, the router does not"
 
 "$bench" --filter traffic >"$work/traffic"
 verdict $? "the traffic of a large step, recorded at small ones"

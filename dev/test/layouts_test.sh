@@ -134,6 +134,7 @@ told() {   # NAME: the line's words, from metrics.jsonl
             line=${line#*"${BASH_REMATCH[0]}"}
         done
         printf 'experts %.2f-%.2f, entropy %.3f' "${value[expert_emptiest]}" "${value[expert_fullest]}" "${value[expert_entropy]}"
+        [ -z "${value[expert_dropped]-}" ] || printf ', %.2f%% dropped' "$(awk -v share="${value[expert_dropped]}" 'BEGIN { print 100 * share }')"
         [ "${value[aux_loss]}" = 0 ] || printf ', balance loss %.4g' "${value[aux_loss]}"
         [ "${value[router_z_loss]}" = 0 ] || printf ', router z-loss %.4g' "${value[router_z_loss]}"
         echo
@@ -141,12 +142,17 @@ told() {   # NAME: the line's words, from metrics.jsonl
 }
 run 1 quiet --experts 4
 run 1 loud --experts 4 --aux-loss 0.01 --router-z-loss 0.001
-for name in experts dealt quiet loud; do
+run 1 capped --experts 4 --capacity-factor 0.75
+run 2 capped-dealt --experts 4 --capacity-factor 0.75 --ep 2 --check-collectives
+for name in experts dealt quiet loud capped capped-dealt; do
     [ "$(loads "$name" | wc -l)" -eq 4 ] && cmp -s <(loads "$name") <(told "$name")
     verdict $? "$name: lines of progress $(loads "$name" | xargs -d '\n'), metrics $(told "$name" | xargs -d '\n')"
 done
 grep -q 'balance loss .* router z-loss' <(loads loud) && ! grep -q loss <(loads quiet) && ! grep -q z-loss <(loads experts)
 verdict $? "losses of routers in lines of progress: $(loads loud | tail -n 1); $(loads quiet | tail -n 1)"
+grep -qE ' [2-9][0-9]\.[0-9]+% dropped$' <(loads capped) && grep -qE ' [2-9][0-9]\.[0-9]+% dropped$' <(loads capped-dealt) &&
+    ! grep -q dropped "$work/quiet.log" "$work/quiet/metrics.jsonl"
+verdict $? "the share dropped with a capacity: $(loads capped | tail -n 1); on two ranks: $(loads capped-dealt | tail -n 1)"
 
 # choices in turn: an even load on every rank, without a folder, and no other run is kept under them
 force() {   # RANKS ARGUMENTS...

@@ -166,6 +166,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--experts", "4", "--force-balance", "1", "--resume", "-o", "x"},
          "--force-balance 1 together with --output-dir"},
         {{"--force-balance", "yes"}, "--force-balance yes"},
+        {{"--capacity-factor", "-1"}, "--capacity-factor -1: expected"},
+        {{"--capacity-factor", "nan"}, "--capacity-factor nan: expected"},
         {{"--tie-embeddings", "0", "--export-llmc", "x"}, "--export-llmc together with --tie-embeddings 0"},
         {{"-n", "5"}, "--checkpoint-every without --output-dir"},
         {{"--tp", "0"}, "--tp 0: expected an integer from 1 to"},

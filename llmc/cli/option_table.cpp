@@ -174,6 +174,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
         "--z-loss", o.z_loss, 0, 1,
         "c: training's loss of a token has c lse^2 more, lse the logarithm of the sum of exponentials of its logits, "
         "which keeps that near 0 (PaLM: 1e-4); losses of validation have not");
+    number("--capacity-factor", o.capacity_factor, 0, 1e9f,
+           "in training an expert takes at most this many times its even share of a rank's rows of a micro-batch, and "
+           "later tokens go without it; 0: no token is dropped");
     number("--grad-clip", o.grad_clip, 0, 1e9f, "largest norm of all gradients together; 0: no clipping");
     number("--skip-loss-z", o.skip_loss_z, 0, 1e9f, "skip updates whose loss has a z-score above this; 0: never")
         .llmc("-sl");

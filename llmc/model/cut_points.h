@@ -123,11 +123,13 @@ public:
 
 // Totals of a step that the backwards of mixtures of experts add to: how many tokens each expert of each layer got, (L,
 // E), and the sums of the balance loss and of the router's z-loss; on the host, how many rows this rank's experts got
-// in each layer, (L), if experts are dealt out. Null: nobody reads them, or another tp rank adds the same.
+// in each layer, (L), if experts are dealt out; how many assignments were dropped in each layer, (L), if experts have a
+// capacity. Null: nobody reads them, or another tp rank adds the same.
 struct ExpertTotals {
     std::int32_t* counts = nullptr;
     double* losses = nullptr;
     std::int32_t* held_rows = nullptr;
+    std::int32_t* dropped = nullptr;
 };
 
 // Objects and settings that the pieces of a stage (embedding, sublayers, head) share, beside parameters and
@@ -146,6 +148,7 @@ struct StageTools {
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
     bool force_balance = false;           // experts are chosen in turn
+    float capacity_factor = 0;            // current one (capacity.cuh); 0: experts take all tokens
 
     // Returns the positions of this rank's tokens: in their documents if these are masked, else in the sequence.
     Positions positions(const Batch& batch) const;

@@ -97,8 +97,9 @@ void Layer::show(const std::function<void(const char*, const floatX*, std::int64
                  const floatX* out) const {
     LayerActivations all = a;
     all.visit(tools_.sizes, [&](const KeptTensor& tensor, void*& values) {
-        // skip experts that are dealt out: their room for rows that did not come holds nothing
-        if (tools_.sizes.ep > 1 && std::string_view(tensor.name).starts_with("expert_")) return;
+        // skip experts that are dealt out or drop rows: the room for rows that did not come holds nothing
+        if ((tools_.sizes.ep > 1 || tools_.capacity_factor > 0) && std::string_view(tensor.name).starts_with("expert_"))
+            return;
         if (!tensor.statistic && tensor.elements > 0) {
             show(tensor.name, static_cast<const floatX*>(values), tensor.elements);
         }

@@ -228,6 +228,7 @@ inline void rotary(Doubles& qkv, const AttentionSizes& s, double theta, double f
 struct ExpertsTrace {
     Doubles logits, scores, probabilities, lse, weights, counts;
     std::vector<Index> chosen;   // ascending for each token
+    std::vector<bool> dropped;   // an expert did not take the token
     std::vector<Doubles> hidden, activated, outputs;
     Doubles shared_hidden, shared_activated;
     double loss = 0;
@@ -278,6 +279,9 @@ public:
     Doubles router_bias;               // (L, E), by which a sigmoid router chooses; empty: zeros
     // Smallest gap between a token's last chosen expert and the next one, in logits.
     mutable double smallest_gap = INFINITY;
+    // Most tokens that an expert takes of each `capacity_group` consecutive ones, the first that come; 0: all.
+    std::size_t capacity = 0, capacity_group = 0;
+    mutable std::size_t dropped = 0;   // that experts did not take, in all layers and forwards
     // Mistakes of forward, which tests must see.
     bool exchanges_gate_and_up = false, adds_epsilon_outside = false, weighs_with_bias = false;
 
@@ -476,6 +480,19 @@ private:
             t.scores.insert(t.scores.end(), scores.begin(), scores.end());
             t.lse.push_back(std::log(sum));
         }
+        drop(t);
+    }
+    // Weighs with 0 what is over an expert's capacity.
+    void drop(reference::ExpertsTrace& t) const {
+        const ExpertSizes s = expert_sizes();
+        t.dropped.assign(t.chosen.size(), false);
+        std::vector<Index> taken;
+        for (Index i = 0; i < t.chosen.size() && capacity > 0; i++) {
+            if (i % (capacity_group * s.K) == 0) taken.assign(s.E, 0);
+            if (taken[t.chosen[i]]++ < capacity) continue;
+            t.dropped[i] = true, t.weights[i] = 0;
+            dropped++;
+        }
     }
     // Every expert on every token, and of that the chosen ones.
     Doubles experts_forward(reference::ExpertsTrace& t, const Doubles& in, int l, int B, int T) const {
@@ -549,7 +566,7 @@ private:
         for (Index e = 0; e < s.E; e++) {
             Doubles doutput(R * C(), 0.0);
             for (Index i = 0; i < R * s.K; i++) {
-                for (Index c = 0; c < C() && t.chosen[i] == e; c++) {
+                for (Index c = 0; c < C() && t.chosen[i] == e && !t.dropped[i]; c++) {
                     const Index element = i / s.K * C() + c;
                     doutput[element] = t.weights[i] * dout[element];
                     dweights[i] += dout[element] * t.outputs[e][element];

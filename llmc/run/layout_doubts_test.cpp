@@ -64,7 +64,9 @@ TEST_CASE("layout: experts that ranks cannot have are refused by name") {
     CHECK(refusal(o) == "--ep 4: the model has no experts");
     o.force_balance = true;
     CHECK(refusal(o) == "--force-balance 1: the model has no experts");
-    o.force_balance = false;
+    o.force_balance = false, o.capacity_factor = 1.25f;
+    CHECK(refusal(o) == "--capacity-factor 1.25: the model has no experts");
+    o.capacity_factor = 0;
     config.experts = 6;
     CHECK(refusal(o) == "--ep 4 --experts 6: expected a number of ranks that divides the experts");
     config.experts = 8;

@@ -91,6 +91,9 @@ void check_heads(const Options& options, const ModelConfig& config) {
 void check_experts(const Options& o, const ModelConfig& config) {
     refuse_if(o.force_balance && config.experts == 0, "--force-balance 1: the model has no experts",
               "Give --experts, or leave --force-balance out.");
+    refuse_if(o.capacity_factor > 0 && config.experts == 0,
+              text("--capacity-factor ", o.capacity_factor, ": the model has no experts"),
+              "Give --experts, or leave --capacity-factor out.");
     if (o.ep == 1) return;
     const std::string given = text("--ep ", o.ep);
     refuse_if(config.experts == 0, given + ": the model has no experts", "Give --experts, or leave --ep out.");

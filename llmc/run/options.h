@@ -130,6 +130,7 @@ struct Options : OptimizerOptions {
     int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: also in backward
     int matmul_tries = 0;                 // MatmulOptions::tries
     bool force_balance = false;           // StageOptions::force_balance
+    float capacity_factor = 0;            // StageOptions::capacity_factor
     int zero = 0;                         // ZeRO stage
     int zero_group = 0;                   // ranks per ZeRO group; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism

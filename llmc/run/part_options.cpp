@@ -62,6 +62,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.grad_dtype = options.grad_dtype;
     result.z_loss = options.z_loss;
     result.force_balance = options.force_balance;
+    result.capacity_factor = options.capacity_factor;
     add_pipeline(result, options, config);
     return result;
 }

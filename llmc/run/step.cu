@@ -99,6 +99,8 @@ void Step::add_expert_totals() {
     const Communicator::Group together(*groups_.all);
     groups_.all->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
     groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
+    const DeviceBuffer<std::int32_t>& dropped = stage_.dropped();
+    if (dropped.size() > 0) groups_.all->all_reduce(dropped.data(), dropped.size(), ReduceOp::sum, stage_.stream());
     if (fullest_ranks_.size() == 0) return;
     groups_.all->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
 }
@@ -142,10 +144,12 @@ StepResult Step::result() const {
         const std::vector<std::int32_t> counts = stage_.expert_counts().download(stage_.stream());
         result.experts = expert_load(counts, experts);
         result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
+        const std::vector<std::int32_t> dropped = stage_.dropped().download(stage_.stream());
+        result.experts->dropped = dropped_share(dropped, counts);
         if (fullest_ranks_.size() > 0) {
             const RankLayout& place = stage_.storage().place();
-            result.experts->fullest_rank = rank_loads(fullest_ranks_.download(stage_.stream()), counts, experts,
-                                                      group_size(place.mesh, stage_axes));
+            result.experts->fullest_rank = rank_loads(fullest_ranks_.download(stage_.stream()), counts, dropped,
+                                                      experts, group_size(place.mesh, stage_axes));
         }
     }
     return result;

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 #include "llmc/base/json.h"
 #include "llmc/base/stream.h"
@@ -77,6 +78,7 @@ struct TestRun {
     TemporaryFolder data;
     TemporaryFolder output;
     Options options = tiny_options(output.path());
+    double peak_flops_per_s = 0;   // unknown
     OwnedStream stream;
     Arena arena;
     Stage model{config, shape_of(options), arena, stream.get()};
@@ -116,7 +118,7 @@ struct TestRun {
         }
         Metrics metrics(files, options.output_dir, state.step);
         Trainer trainer({options, *log, arena, *step, tokens, &tokens, files, metrics, signals, nullptr, nullptr, "",
-                         options.max_steps, 0.0});
+                         options.max_steps, peak_flops_per_s});
         if (!folder.empty()) trainer.restore(state);
         return trainer.run();
     }
@@ -741,6 +743,28 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
         CHECK(found.find(path) != std::string::npos);
         CHECK(found.find(expected) != std::string::npos);
     }
+}
+
+TEST_CASE("trainer: MFU counts the FLOPs of the experts that a token meets") {
+    ModelConfig config = tiny_model();
+    config.experts = 16, config.own_experts_per_token = 1;
+    TestRun run(config);
+    run.peak_flops_per_s = 1e18;   // more than is reached, or it would be raised
+    run.options.max_steps = 2;
+    CHECK(run.train(real_files()) == RunEnd::finished);
+    const double C = static_cast<double>(config.channels), F = static_cast<double>(config.expert_width()),
+                 L = static_cast<double>(config.layers), T = run.options.seq_len;
+    const double of_layer = 4 * 2 * C * C + 2 * C * T + 2 * 16 * C + 2 * 2 * C * F,
+                 flops = 3 * L * of_layer + 6 * C * static_cast<double>(config.vocab_size);
+    std::istringstream lines(read_whole(real_files(), run.output / "metrics.jsonl"));
+    int steps = 0;
+    for (std::string line; std::getline(lines, line);) {
+        const Json record = parse_json(line);
+        if (!record.contains("mfu")) continue;
+        CHECK(record.at("mfu").as_number() == doctest::Approx(record.at("tokens_per_s").as_number() * flops / 1e18));
+        steps++;
+    }
+    CHECK(steps == 2);
 }
 
 TEST_CASE("trainer: biases of routers lie beside the weights in checkpoints, and a resumed run goes on with them") {

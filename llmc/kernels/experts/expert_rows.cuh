@@ -23,10 +23,10 @@ void gather_rows(Real* out, const Real* in, const std::int32_t* source, int rows
                  cudaStream_t stream);
 
 // Writes out (tokens, C) = the sum of a token's K rows of in (tokens K, C), and of `more` (tokens, C) or null; may be
-// `more`.
+// `more`. Rows from *kept on count as zero and are not read.
 template <class Real>
-void combine_rows(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, int tokens, int K, int C,
-                  cudaStream_t stream);
+void combine_rows(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, const std::int32_t* kept,
+                  int tokens, int K, int C, cudaStream_t stream);
 
 // Copies out[i] = in[index[i]] for `n` numbers: from the order of assignments to that of rows, or back.
 inline void take_values(float* out, const float* in, const std::int32_t* index, int n, cudaStream_t stream);
@@ -61,14 +61,15 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    combine_rows_kernel(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, int tokens, int K,
-                        int C) {
+    combine_rows_kernel(Real* out, const Real* in, const Real* more, const std::int32_t* row_of,
+                        const std::int32_t* kept, int tokens, int K, int C) {
     const RowAndColumn at = thread_row_and_column(C, blockIdx.x);
     if (at.row >= tokens) return;
     Vec8<float> sum{};
     for (int k = 0; k <= K; k++) {
         if (k == K && more == nullptr) break;
         const std::int64_t row = k == K ? at.row : row_of[static_cast<std::int64_t>(at.row) * K + k];
+        if (k < K && row >= *kept) continue;
         const Vec8<float> part = to_floats(load_packets<8>((k == K ? more : in) + row * C + at.column));
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] += part[i];
@@ -170,14 +171,15 @@ void gather_rows(Real* out, const Real* in, const std::int32_t* source, int rows
 }
 
 template <class Real>
-void combine_rows(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, int tokens, int K, int C,
-                  cudaStream_t stream) {
+void combine_rows(Real* out, const Real* in, const Real* more, const std::int32_t* row_of, const std::int32_t* kept,
+                  int tokens, int K, int C, cudaStream_t stream) {
     ENSURE(C % 8 == 0, "rows of ", C, " channels to combine");
     if (tokens == 0) return;
     Launch where = elementwise_launch(padded_elements(tokens, C), stream);
     where.reads(in, bytes_of_rows<Real>(std::int64_t{tokens} * K, C)).reads(more, bytes_of_rows<Real>(tokens, C));
-    where.reads(row_of, bytes_of_rows<std::int32_t>(tokens, K)).writes(out, bytes_of_rows<Real>(tokens, C));
-    launch(combine_rows_kernel<Real>, where, out, in, more, row_of, tokens, K, C);
+    where.reads(row_of, bytes_of_rows<std::int32_t>(tokens, K)).reads(kept, sizeof(std::int32_t));
+    where.writes(out, bytes_of_rows<Real>(tokens, C));
+    launch(combine_rows_kernel<Real>, where, out, in, more, row_of, kept, tokens, K, C);
 }
 
 inline void take_values(float* out, const float* in, const std::int32_t* index, int n, cudaStream_t stream) {

@@ -439,14 +439,14 @@ TEST_CASE_TEMPLATE("experts: rows are gathered and combined, weighted between th
     const std::vector<int> source = {3, 0, 9, 1, 2, 8, 4, 7, 6, 5};
     std::vector<int> row_of(rows);
     for (Index r = 0; r < rows; r++) row_of[static_cast<Index>(source[r])] = static_cast<int>(r);
-    const DeviceBuffer<int> source_d = test.ints(source), row_d = test.ints(row_of);
+    const DeviceBuffer<int> source_d = test.ints(source), row_d = test.ints(row_of), all = test.ints({10});
     const Doubles in = random_values<Real>(tokens * C, 1, 1), parts = random_values<Real>(rows * C, 1, 2);
     auto in_d = test.tensor<Real>(in), parts_d = test.tensor<Real>(parts);
     auto gathered = test.output<Real>(rows * C), combined = test.output<Real>(tokens * C),
          more = test.output<Real>(tokens * C);
     gather_rows(gathered.data(), in_d.data(), source_d.data(), 10, 5, 2, 24, test.stream);
-    combine_rows<Real>(combined.data(), parts_d.data(), nullptr, row_d.data(), 5, 2, 24, test.stream);
-    combine_rows<Real>(more.data(), parts_d.data(), in_d.data(), row_d.data(), 5, 2, 24, test.stream);
+    combine_rows<Real>(combined.data(), parts_d.data(), nullptr, row_d.data(), all.data(), 5, 2, 24, test.stream);
+    combine_rows<Real>(more.data(), parts_d.data(), in_d.data(), row_d.data(), all.data(), 5, 2, 24, test.stream);
     Doubles expected(rows * C), sum(tokens * C), size(tokens * C), with_more(tokens * C);
     for (Index i = 0; i < rows * C; i++) {
         const Index token = static_cast<Index>(source[i / C]) / K;

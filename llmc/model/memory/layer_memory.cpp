@@ -126,6 +126,7 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     visitor(dactivated, {.name = "expert_dgelu", .elements = std::max(M * F, Rr * S)});
     visitor(dweight, {.name = "expert_dweight", .elements = own});
     visitor(losses, {.name = "router_losses", .elements = 2 * Rr});
+    visitor(all_offsets, {.name = "all_offsets", .elements = sizes.model.experts + 1, .forward_too = true});
     visitor(own_rows, {.name = "own_rows", .elements = dealt ? own * sizes.C : 0, .forward_too = true});
     visitor(own_values, {.name = "own_values", .elements = dealt ? own : 0, .forward_too = true});
     visitor(held_dweight, {.name = "held_dweight", .elements = dealt ? M : 0});

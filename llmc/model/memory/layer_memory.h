@@ -168,6 +168,7 @@ struct ExpertsScratch {
     floatX* shared_dactivated = nullptr;      // (Rr, S); in the memory of `dactivated`, once that has been read
     float* dweight = nullptr;                 // (Rr, K)
     float* losses = nullptr;                  // (2, Rr) balance loss and z-loss of each row
+    std::int32_t* all_offsets = nullptr;      // (E + 1) offsets before any row is dropped
     // If experts are dealt out to ranks
     floatX* own_rows = nullptr;       // (Rr K, C) rows of this rank's tokens, in the order of experts
     float* own_values = nullptr;      // (Rr K)

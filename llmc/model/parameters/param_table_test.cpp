@@ -51,6 +51,22 @@ TEST_CASE("config: descriptors give the published sizes") {
     CHECK(flops_per_token(model_config("d12"), 1024) == 6.0 * 124475904 + 6.0 * 12 * 768 * 1024);
 }
 
+TEST_CASE("config: a token of a mixture has the FLOPs of its chosen and shared experts and of the router") {
+    ModelConfig config = custom_model_config(1, 2, 16, 32, 100);
+    config.experts = 4, config.own_experts_per_token = 2, config.own_expert_width = 8, config.shared_experts = 1;
+    // forward: 4 matrices of attention 4 x 2 x 16 x 16, its causal half 2 x 10 x 16, the router 2 x 4 x 16, three
+    // experts of two matrices 3 x 2 x 2 x 8 x 16; both ways: three times that, and the classifier's 6 x 16 x 100
+    CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 128 + 1536) + 9600);
+    config.mlp = MlpKind::swiglu, config.bias = false;   // three matrices
+    CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 128 + 2304) + 9600);
+    config.layers = 5;
+    CHECK(flops_per_token(config, 10) == 5 * 3 * (2048 + 320 + 128 + 2304) + 9600);
+    config.layers = 1, config.experts = 64;   // only the router has more to do
+    CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 64 * 32 + 2304) + 9600);
+    config.own_experts_per_token = 6, config.shared_experts = 0;
+    CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 64 * 32 + 6 * 768) + 9600);
+}
+
 TEST_CASE("config: names that do not exist are usage errors that list those that do") {
     for (const char* name :
          {"gpt2:125M", "gpt4:1T", "d0", "dx", "gpt3:c100", "", "d12x", "gpt2:d", "d99999999999999999999"}) {

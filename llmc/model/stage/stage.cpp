@@ -84,10 +84,13 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
             arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));
         router_losses_ = arena.allocate<double>("experts/router losses", 2);
         if (options.place.mesh.ep > 1) held_rows_.resize(static_cast<std::size_t>(config.layers));
+        if (options.capacity_factor > 0) {
+            dropped_ = arena.allocate<std::int32_t>("experts/dropped", static_cast<std::size_t>(config.layers));
+        }
         begin_expert_totals();
         // without sequence parallelism tp ranks have the same tokens: the first one counts them
         if (options.sequence_parallel || options.place.at.tp == 0) {
-            tools_->expert_totals = {expert_counts_.data(), router_losses_.data(), held_rows_.data()};
+            tools_->expert_totals = {expert_counts_.data(), router_losses_.data(), held_rows_.data(), dropped_.data()};
         }
     }
     tools_->cut_points.set_sizes(sizes_);
@@ -106,6 +109,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 void Stage::begin_expert_totals() {
     expert_counts_.zero(stream_);
     router_losses_.zero(stream_);
+    dropped_.zero(stream_);
     std::ranges::fill(held_rows_, 0);
 }
 
@@ -202,6 +206,7 @@ bool Stage::backward_reads_batch(int chunk_index) const {
 void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
     const MicroBatches::State& own =
         micro_batches_->begin_forward(chunk_index, micro_batch, purpose == Purpose::training);
+    tools_->capacity_factor = purpose == Purpose::training ? options_.capacity_factor : 0;
     const Activations& a = *own.activations;
     const std::span<const Placed> layers = layers_of(chunk_index);
     if (chunk(chunk_index).embedding) {

@@ -76,6 +76,7 @@ public:
     const DeviceBuffer<std::int32_t>& expert_counts() const { return expert_counts_; }   // (L, E)
     const DeviceBuffer<double>& router_losses() const { return router_losses_; }         // the balance loss, the z-loss
     const std::vector<std::int32_t>& held_rows() const { return held_rows_; }            // (L); empty without --ep
+    const DeviceBuffer<std::int32_t>& dropped() const { return dropped_; }   // (L); empty without a capacity
     void begin_expert_totals();
     RouterBias& router_bias() { return router_bias_; }
     const RouterBias& router_bias() const { return router_bias_; }
@@ -149,7 +150,7 @@ private:
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;
     Gradients gradients_;
-    DeviceBuffer<std::int32_t> expert_counts_;
+    DeviceBuffer<std::int32_t> expert_counts_, dropped_;
     DeviceBuffer<double> router_losses_;
     std::vector<std::int32_t> held_rows_;
     RouterBias router_bias_;

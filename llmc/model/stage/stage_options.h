@@ -25,6 +25,7 @@ struct StageOptions {
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
     bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone
+    float capacity_factor = 0;        // in training (capacity.cuh); 0: experts take all tokens
     RankLayout place = {};            // which part of the model this rank keeps; by default all of it
     bool documents = false;           // attention is masked between documents; batches say where these begin
     int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (context_cut.h)

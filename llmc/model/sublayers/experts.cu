@@ -1,5 +1,6 @@
 #include "llmc/model/sublayers/experts.h"
 
+#include "llmc/kernels/experts/capacity.cuh"
 #include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
 #include "llmc/kernels/experts/router.cuh"
@@ -120,13 +121,23 @@ void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations&
                     .in_turn = tools_.force_balance},
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
-    order_by_expert(a.offsets, a.source, a.row, index, tokens, E, K, tools_.stream);
+    order(a, tokens);
     if (!dealt()) return;
     ExpertRanks& ranks = tools_.expert_ranks;
     if (!again) {
         ranks.begin_exchange(index, a.offsets, tokens * K, E, scratch_.counts, tools_.stream);
     }
     ranks.copy_held_offsets(a.held_offsets, index, tools_.stream);
+}
+
+// Orders rows by expert; those that are over an expert's capacity come last.
+void Experts::order(const ExpertsActivations& a, int tokens) const {
+    const int E = experts(), K = chosen();
+    std::int32_t* const all = has_capacity() ? scratch_.all_offsets : a.offsets;
+    order_by_expert(all, a.source, a.row, a.index, tokens, E, K, tools_.stream);
+    if (!has_capacity()) return;
+    const int capacity = expert_capacity(tools_.capacity_factor, tokens, E, K);
+    drop_over_capacity(a.offsets, a.source, a.row, all, a.index, capacity, tokens, E, K, tools_.stream);
 }
 
 // Counts the tokens of each expert in each whole sequence, for the balance loss.
@@ -201,7 +212,8 @@ floatX* Experts::combined(const ExpertsActivations& a, int tokens) const {
     grouped_forward(scratch_.out, a.activated, out_.weights, grouped(a, out_, tokens), tools_.stream);
     const floatX* const made = from_experts(scratch_.out, a);
     if (shared_out_) shared_out_->forward(sum, a.shared_activated, tokens, tools_.stream);
-    combine_rows(sum, made, shared_out_ ? sum : nullptr, a.row, tokens, chosen(), tools_.sizes.C, tools_.stream);
+    combine_rows(sum, made, shared_out_ ? sum : nullptr, a.row, a.offsets + experts(), tokens, chosen(), tools_.sizes.C,
+                 tools_.stream);
     return sum;
 }
 
@@ -304,6 +316,11 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     expert_activation_backward(dhidden, dealt() ? scratch_.held_dweight : scratch_.dweight, scratch_.dactivated,
                                activation(a, tokens), stream);
     receive_weight_gradients(a);
+    if (has_capacity()) {
+        std::int32_t* const dropped = tools_.expert_totals.dropped;
+        forget_dropped(scratch_.dweight, dropped ? dropped + layer_ : nullptr, a.offsets, a.source, tokens, experts(),
+                       chosen(), stream);
+    }
     route_backward(a);
     const GroupedShape router{1, tokens, router_.out, router_.in, nullptr};
     now_or_later(args, [=, this, &gradients = args.gradients] {
@@ -313,7 +330,8 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     grouped_input_gradient(scratch_.din, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
     const floatX* const made = from_experts(scratch_.din, a);
     if (shared_in_) shared_backward(dnormed, kept_dout, args, a);
-    combine_rows(dnormed, made, shared_in_ ? dnormed : nullptr, a.row, tokens, chosen(), tools_.sizes.C, stream);
+    combine_rows(dnormed, made, shared_in_ ? dnormed : nullptr, a.row, a.offsets + experts(), tokens, chosen(),
+                 tools_.sizes.C, stream);
     grouped_input_gradient(dnormed, a.logits, router_.weights, router, true, stream);
     norm_.backward({.din = args.dresidual,
                     .dout = dnormed,

@@ -2,8 +2,9 @@
 // MLP. A router chooses and weighs (llmc/kernels/experts/router.cuh); every expert is an MLP without biases, and so are
 // the shared experts, which take every token and are one MLP of their widths together.
 //
-// No token is dropped: each expert has as many rows as tokens were sent to it, which only the device knows
-// (grouped_matmul.cuh). Choices are kept at every recompute level and never made again. The mixture works in the
+// Each expert has as many rows as tokens were sent to it, which only the device knows (grouped_matmul.cuh). No token is
+// dropped, unless training gives experts a capacity (capacity.cuh); dropped rows come after all others, which nobody
+// multiplies or sends. Choices are kept at every recompute level and never made again. The mixture works in the
 // residual region: tensor parallelism does not cut it, and under sequence parallelism each rank's gradients of its
 // weights are parts of a sum, as norms' are.
 //
@@ -53,11 +54,13 @@ private:
     // True if experts are dealt out. held_rows(): rows of this rank's experts, then from all these ranks, else from
     // this one.
     bool dealt() const { return tools_.sizes.ep > 1; }
+    bool has_capacity() const { return tools_.capacity_factor > 0; }
     int held_rows(const ExpertsActivations& a, int tokens) const;
     GroupedShape grouped(const ExpertsActivations& a, const Matrices& matrices, int tokens) const;
     ExpertActivation<floatX> activation(const ExpertsActivations& a, int tokens) const;
 
     void choose(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
+    void order(const ExpertsActivations& a, int tokens) const;
     void count(const ExpertsActivations& a) const;
     void run(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
     void activate(const ExpertsActivations& a, int tokens) const;

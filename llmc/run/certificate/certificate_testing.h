@@ -88,6 +88,7 @@ struct Layout {
     int zero_group = 0;
     int experts = 0, experts_per_token = 2;   // in place of the MLP, with both of the router's losses
     int ep = 1;                               // ranks that these are dealt out to
+    float capacity_factor = 0;                // StageOptions::capacity_factor
     RouterScore router = RouterScore::softmax;
     std::shared_ptr<Choices> choices = nullptr;   // choices of experts: replayed, or recorded if empty
 
@@ -224,6 +225,7 @@ public:
         options.documents = layout.masks_documents();
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
+        options.capacity_factor = layout.capacity_factor;
         options.z_loss = layout.like_llama() ? 0.01f : 0.0f;
         options.matmul.workspace_bytes = 1 << 16;
         if (layout.two_chunks) {

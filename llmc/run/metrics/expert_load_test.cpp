@@ -28,10 +28,26 @@ TEST_CASE("expert load: a line of progress tells the load, and the router's loss
           "experts 1.00-1.00, entropy 1.000, balance loss 0.02, router z-loss 0.001");
 }
 
+TEST_CASE("expert load: the share dropped is that of all layers, and is told with a capacity alone") {
+    const std::vector<std::int32_t> counts = {3, 3, 3, 3, 9, 1, 1, 1};
+    CHECK(dropped_share({}, counts) == std::nullopt);
+    CHECK(dropped_share(std::vector<std::int32_t>{0, 6}, counts) == 0.25);
+    CHECK(dropped_share(std::vector<std::int32_t>{0, 0}, counts) == 0.0);
+    CHECK(dropped_share(std::vector<std::int32_t>{0, 0}, std::vector<std::int32_t>(8, 0)) == 0.0);
+    ExpertLoad load{1.5, 0.25, 0.75, 0.02, 0};
+    load.dropped = 0.0125;
+    CHECK(load_text(load) == "experts 0.25-1.50, entropy 0.750, 1.25% dropped, balance loss 0.02");
+    load.dropped = 0;
+    CHECK(load_text(load) == "experts 0.25-1.50, entropy 0.750, 0.00% dropped, balance loss 0.02");
+}
+
 TEST_CASE("expert load: rows of the fullest rank, relative to the mean of the ranks, layer by layer") {
     const std::vector<std::int32_t> counts = {3, 3, 3, 3, 9, 1, 1, 1, 0, 0, 0, 0};
     // of two ranks with two experts each, of four with one
-    CHECK(rank_loads(std::vector<std::int32_t>{6, 10, 0}, counts, 4, 2) == std::vector<double>{1, 10 / 6.0, 1});
-    CHECK(rank_loads(std::vector<std::int32_t>{3, 9, 0}, counts, 4, 4) == std::vector<double>{1, 3, 1});
-    CHECK(rank_loads({}, counts, 4, 2).empty());
+    CHECK(rank_loads(std::vector<std::int32_t>{6, 10, 0}, counts, {}, 4, 2) == std::vector<double>{1, 10 / 6.0, 1});
+    CHECK(rank_loads(std::vector<std::int32_t>{3, 9, 0}, counts, {}, 4, 4) == std::vector<double>{1, 3, 1});
+    CHECK(rank_loads({}, counts, {}, 4, 2).empty());
+    // relative to the rows that were not dropped: 12 of 12, and 8 of 12
+    CHECK(rank_loads(std::vector<std::int32_t>{6, 5, 0}, counts, std::vector<std::int32_t>{0, 4, 0}, 4, 2) ==
+          std::vector<double>{1, 1.25, 1});
 }

@@ -83,6 +83,7 @@ std::vector<EventFile::Value> values_of(const std::optional<ExpertLoad>& load) {
                                          {"expert_entropy", load->entropy},
                                          {"aux_loss", load->balance_loss},
                                          {"router_z_loss", load->z_loss}};
+    if (load->dropped) values.push_back({"expert_dropped", *load->dropped});
     if (const std::vector<double>& ranks = load->fullest_rank; !ranks.empty()) {
         const auto worst = std::ranges::max_element(ranks);
         values.push_back({"expert_fullest_rank", *worst});

@@ -9,7 +9,8 @@
 //       (exposed_waits.h);
 //       with NVML, "gpu_percent":n,"gpu_watts":x,"gpu_celsius":n (gpu_state.h);
 //       with experts, "expert_fullest":x,"expert_emptiest":x,"expert_entropy":x,"aux_loss":x,"router_z_loss":x:
-//       the load of the worst layer, and the router's losses with their factors (expert_load.h); with --ep also
+//       the load of the worst layer, and the router's losses with their factors (expert_load.h); with --capacity-factor
+//       also "expert_dropped":x, the share of assignments that experts did not take; with --ep also
 //       "expert_fullest_rank":x,"expert_fullest_rank_layer":n,"expert_fullest_rank_of":{"0":x,...}: rows of the rank
 //       whose experts got most, relative to the mean of ranks, in the worst layer, which that is, and in each layer
 //   {"step":N,"val_loss":x}       followed by "val_loss_of":{"NAME":x,...} for a mixture of data

@@ -33,6 +33,10 @@ TEST_CASE("metrics: lines are JSON with the agreed keys, and null where a value 
               .ends_with("\"step_ms\":12.5,\"expert_fullest\":1.5,\"expert_emptiest\":0.25,\"expert_entropy\":0.75,"
                          "\"aux_loss\":0.01,\"router_z_loss\":0.002,"
                          "\"memory_bytes\":1099511627776}"));
+    of_experts.experts->dropped = 0.125;
+    CHECK(to_json(of_experts)
+              .ends_with("\"router_z_loss\":0.002,\"expert_dropped\":0.125,\"memory_bytes\":1099511627776}"));
+    of_experts.experts->dropped = {};
     of_experts.experts->fullest_rank = {1.25, 1.75, 1};
     CHECK(to_json(of_experts)
               .ends_with("\"router_z_loss\":0.002,\"expert_fullest_rank\":1.75,\"expert_fullest_rank_layer\":1,"
