@@ -68,6 +68,7 @@ def of_class(kind, fields):
         config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy({**fields, "model_type": kind}))
     except Exception:   # of huggingface_hub's checks, or a KeyError
         return None
+    config.standardize_rope_params()   # as the functions of the frequencies do before they read them
     rotary = config.rope_parameters
     scaling = {key: rotary[key] for key in SCALING if key in rotary} if rotary["rope_type"] != "default" else {}
     return {"tie_word_embeddings": config.tie_word_embeddings, "rms_norm_eps": config.rms_norm_eps,
