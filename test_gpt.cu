@@ -384,7 +384,8 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
         llama_like(custom_model_config(2, 2, 64, 40, 150), 2), llama_like(custom_model_config(2, 4, 64, 40, 150), 2)};
     kinds[1].own_head_size = 64, kinds[1].bias = true, kinds[1].tied = false, kinds[1].qk_norm = QkNorm::head;
     kinds[3].norm_position = NormPosition::after, kinds[3].qk_norm = QkNorm::row;
-    kinds[2].mlp = MlpKind::gelu, kinds[2].rope_factor = 8, kinds[2].norm = NormKind::layer;
+    kinds[2].mlp = MlpKind::gelu, kinds[2].rope_scaling = RopeScaling::llama3, kinds[2].rope_factor = 8,
+    kinds[2].norm = NormKind::layer;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
         const Problem problem = random_problem(config, 4, 33, 6);

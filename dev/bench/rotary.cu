@@ -18,8 +18,10 @@ void run(Bench& bench) {
         if (!timing) continue;
         Operand<floatX> qkv(*timing, n);
         timing->measure([&](int set) {
-            rotary(Rotary<floatX>{qkv[set], row, rows, NH + kv_heads, HS, 0, T, Positions{}, 10000.0f, 1.0f, backward},
-                   bench.stream());
+            rotary(
+                Rotary<floatX>{
+                    qkv[set], row, rows, NH + kv_heads, HS, 0, T, Positions{}, {.theta = 10000.0f}, backward},
+                bench.stream());
         });
     }
 }

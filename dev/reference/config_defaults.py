@@ -51,7 +51,15 @@ CASES = [   # fields over those above; the value "left out" removes one
     {"rope_scaling": LLAMA3},
     {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}},
     {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 2048}},
+    {"rope_scaling": LLAMA3, "original_max_position_embeddings": 1024},
+    {"rope_parameters": {**LLAMA3, "low_freq_factor": 2.5, "high_freq_factor": 6.0, "rope_theta": 5e5}},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    {"rope_scaling": {"rope_type": "linear"}},
 ]
+SCALING = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def of_class(kind, fields):
@@ -60,13 +68,14 @@ def of_class(kind, fields):
         config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy({**fields, "model_type": kind}))
     except Exception:   # of huggingface_hub's checks, or a KeyError
         return None
+    config.standardize_rope_params()   # as the functions of the frequencies do before they read them
     rotary = config.rope_parameters
-    scaled = rotary["rope_type"] != "default"
+    scaling = {key: rotary[key] for key in SCALING if key in rotary} if rotary["rope_type"] != "default" else {}
     return {"tie_word_embeddings": config.tie_word_embeddings, "rms_norm_eps": config.rms_norm_eps,
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             "intermediate_size": config.intermediate_size, "rope_theta": rotary["rope_theta"],
-            "factor": rotary["factor"] if scaled else 1.0}
+            "scaling": scaling}
 
 
 def of_program(program, folder, kind, fields):
@@ -82,7 +91,7 @@ def of_program(program, folder, kind, fields):
         config = json.load(file)
     found = {key: config[key] for key in ("tie_word_embeddings", "rms_norm_eps", "num_key_value_heads", "head_dim",
                                           "intermediate_size", "rope_theta") if key in config}
-    return {**found, "factor": (config.get("rope_scaling") or {}).get("factor", 1.0)}
+    return {**found, "scaling": config.get("rope_scaling") or {}}
 
 
 def main():

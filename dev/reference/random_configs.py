@@ -94,7 +94,7 @@ def rotary(rng, fields):
     fields.add("rope_theta", LEFT_OUT, LEFT_OUT, 1e4, 500000, 31.5)
     for name in rng.choice(((), ("rope_parameters",), ("rope_scaling",), ("rope_parameters", "rope_scaling"))):
         inner = {}
-        kind = rng.choice((None, None, "default", "default", "llama3", "llama3", "empty", "null"))
+        kind = rng.choice((None, None, "default", "default", "linear", "linear", "llama3", "llama3", "empty", "null"))
         if kind in ("empty", "null"):
             fields.json[name] = {} if kind == "empty" else None
             continue
@@ -103,17 +103,15 @@ def rotary(rng, fields):
         if rng.random() < 0.6:
             inner["rope_theta"] = rng.choice((1e4, 2e5, 500000, 77))
         if kind == "llama3" or rng.random() < 0.2:
-            inner.update(factor=rng.choice((2.0, 8.0, 32.0)), low_freq_factor=1.0, high_freq_factor=4.0)
-            inner["original_max_position_embeddings"] = 8192
+            inner.update(low_freq_factor=rng.choice((1.0, 1.0, 2.5)), high_freq_factor=rng.choice((4.0, 4.0, 7)))
+            inner["original_max_position_embeddings"] = rng.choice((8192, 8192, 1024, 32))
+        if kind in ("linear", "llama3") or rng.random() < 0.2:
+            inner["factor"] = rng.choice((2.0, 8, 32.0))
         fields.json[name] = inner
     if rng.random() < 0.04:   # a kind of scaling that the program does not have
         fields.json["rope_scaling"] = rng.choice((
-            {"rope_type": "linear", "factor": 2.0},
-            {"rope_type": "dynamic", "factor": 2.0},
-            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-             "original_max_position_embeddings": 32},
-            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0,
-             "original_max_position_embeddings": 8192}))
+            {"rope_type": "yarn", "factor": 2.0},
+            {"rope_type": "dynamic", "factor": 2.0}))
         fields.beyond.append("rope_scaling")
 
 

@@ -298,4 +298,5 @@ def main():
         sys.exit(1 if (speeds if args.speed else compare_text)(args, tokenizer, model) else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -72,6 +72,8 @@ if has torch transformers; then
     runs "" "${compare[@]}" --speed --tokens 8 --at-least 0
     runs "" "${compare[@]:0:3}" "$work/made" --losses --make
 fi
+script=longer_context.py
+has torch transformers && runs ' 0 differ' python3 dev/reference/longer_context.py "$fp32"
 script=config_defaults.py
 has transformers && runs ' 0 differ' python3 dev/reference/config_defaults.py "$fp32"
 script=random_configs.py

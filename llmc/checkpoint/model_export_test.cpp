@@ -38,7 +38,7 @@ TEST_CASE("model export: every value of every field of a model comes back from c
         CHECK(std::string(family_of(dense).model_type) == (llama ? "llama" : "gpt2"));
         for (const ModelField& field : model_fields()) {
             const ModelConfig plain = plain_for(field, dense);
-            const bool experts = plain.experts > 0;
+            const bool as_dense = plain == dense;
             for (const double wanted : values_to_try(field, plain)) {
                 ModelConfig config = plain;
                 field.set(config, wanted);
@@ -46,13 +46,13 @@ TEST_CASE("model export: every value of every field of a model comes back from c
                 CHECK(field.get(config) == wanted);
                 CHECK(through_config_json(config) == config);
                 CHECK(beyond_llmc(config).empty() ==
-                      (!llama && !experts && (field.basic || field.same(config, plain))));
+                      (!llama && as_dense && (field.basic || field.same(config, plain))));
                 const bool qwen3 = config.qk_norm == QkNorm::head;   // a Llama with it is one
                 const bool of_mixtral = std::string(field.name).starts_with("expert") || field.of_training;
                 const bool has_key =
                     field.basic || (llama ? field.llama_key != nullptr || qwen3 || of_mixtral : field.gpt2);
                 CHECK(beyond_hugging_face(config).empty() ==
-                      ((llama || !experts) && (has_key || field.same(config, plain))));
+                      ((llama || as_dense) && (has_key || field.same(config, plain))));
                 beyond += !beyond_hugging_face(config).empty();
                 // and from an option's value
                 ModelConfig read = plain;
@@ -236,12 +236,22 @@ TEST_CASE("model export: config.json of transformers 4 and 5, and what is refuse
         "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192}");
     CHECK(four == five);
     CHECK(four.rope_theta == 500000);
+    CHECK(four.rope_scaling == RopeScaling::llama3);
     CHECK(four.rope_factor == 8);
+    CHECK(four.rope_original_len() == 8192);
     CHECK(four.kv_heads() == 2);
     CHECK(four.head_size() == 16);
     CHECK(through_config_json(four) == four);
-    CHECK(read(", \"rope_scaling\": null").rope_factor == 1);
-    CHECK(refused(", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0}").find("yarn") != std::string::npos);
+    const ModelConfig linear =
+        read(", \"rope_theta\": 500000.0, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}");
+    CHECK(linear.rope_scaling == RopeScaling::linear);
+    CHECK(linear.rope_factor == 2);
+    CHECK(through_config_json(linear) == linear);
+    CHECK(read(", \"rope_scaling\": null").rope_scaling == RopeScaling::none);
+    for (const char* type : {"yarn", "dynamic", "longrope", "proportional"}) {
+        CHECK(refused(text(", \"rope_scaling\": {\"rope_type\": \"", type, "\", \"factor\": 8.0}")).find(type) !=
+              std::string::npos);
+    }
     CHECK(refused(", \"hidden_act\": \"gelu\"").find("hidden_act") != std::string::npos);
     CHECK(refused(", \"attention_bias\": true").find("attention_bias") != std::string::npos);
     CHECK(refused(", \"rms_norm_eps\": \"x\"").find("rms_norm_eps") != std::string::npos);

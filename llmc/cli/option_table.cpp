@@ -113,10 +113,12 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
                              trains ? "sequences computed at once, B; auto: the most that divide --total-batch and fit"
                                     : "sequences computed at once, B");
     if (trains) with_auto(size, o.micro_batch);
-    OptionRow& length =
-        number("--seq-len,-t", o.seq_len, 1, 1 << 24,
-               trains ? "tokens of a sequence, T; by default the positions of a --model or --arch that is given"
-                      : "tokens of a sequence, T; by default the model's positions");
+    OptionRow& length = number(
+        "--seq-len,-t", o.seq_len, 1, 1 << 24,
+        trains
+            ? "tokens of a sequence, T; by default the positions of a --model or --arch that is given; a rotary model "
+              "gets more if T is more"
+            : "tokens of a sequence, T; by default the model's positions");
     length.spell = [spell = length.spell, &o] { return o.seq_len == 0 ? "" : spell(); };
     taken_by(train, check);
     string("--seq-len-schedule", o.seq_len_schedule,

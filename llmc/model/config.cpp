@@ -157,10 +157,6 @@ bool starts_with_number(const std::string& text, std::size_t position) {
     return text.size() > position && text[position] >= '0' && text[position] <= '9';
 }
 
-}   // namespace
-
-namespace {
-
 template <auto kMember>
 double get_member(const ModelConfig& config) {
     return static_cast<double>(config.*kMember);
@@ -188,6 +184,7 @@ std::vector<ModelField> make_fields() {
     basic(field<&Config::heads>("heads", "n_head", "attention heads of a layer"), "num_attention_heads", 5);
     basic(field<&Config::channels>("channels", "n_embd", "width of the residual stream"), "hidden_size", 6);
     basic(field<&Config::max_seq_len>("seq-len", "n_positions", "positions"), "max_position_embeddings", 2);
+    all.back().may_change = true;
     basic({.name = "vocab-size",
            .help = "token ids the model knows",
            .key = "vocab_size",
@@ -244,12 +241,32 @@ std::vector<ModelField> make_fields() {
         true, true, "intermediate_size");
     number(field<&Config::norm_eps>("norm-eps", "layer_norm_epsilon", "what norms add before the root"), true, false,
            "rms_norm_eps");
-    number(field<&Config::rope_theta>("rope-theta", "rope_theta", "base of rotary positions' frequencies"), false,
-           false, "rope_theta");
-    number(field<&Config::rope_factor>("rope-factor", "rope_factor",
-                                       "how much slower rotary positions' low frequencies are: Llama 3.1's scaling of "
-                                       "models made for 8,192 positions; 1: none"),
-           false, false, "rope_factor");
+    auto of_rotary = [&](ModelField row, bool whole, const char* llama_key, bool in_rope_scaling = true) {
+        row.may_change = true, row.in_rope_scaling = in_rope_scaling;
+        number(std::move(row), false, whole, llama_key);
+    };
+    of_rotary(field<&Config::rope_theta>("rope-theta", "rope_theta", "base of rotary positions' frequencies"), false,
+              "rope_theta", false);
+    ModelField scaling = field<&Config::rope_scaling>(
+        "rope-scaling", "rope_scaling",
+        "frequencies for more positions: linear divides all by --rope-factor, llama3 those of long wavelengths, as in "
+        "Llama 3.1");
+    scaling.values = {"none", "linear", "llama3"};
+    of_rotary(std::move(scaling), true, "rope_type");
+    of_rotary(field<&Config::rope_factor>("rope-factor", "rope_factor", "divisor of --rope-scaling, at least 1"), false,
+              "factor");
+    of_rotary(field<&Config::rope_low_freq_factor>(
+                  "rope-low-freq-factor", "rope_low_freq_factor",
+                  "llama3: wavelengths above --rope-original-len over this get the whole divisor"),
+              false, "low_freq_factor");
+    of_rotary(field<&Config::rope_high_freq_factor>("rope-high-freq-factor", "rope_high_freq_factor",
+                                                    "llama3: wavelengths below --rope-original-len over this get none"),
+              false, "high_freq_factor");
+    of_rotary(field<&Config::own_rope_original_len>(
+                  "rope-original-len", "rope_original_len",
+                  "llama3: positions before scaling; by default those of a model that is continued, of a new one 8192",
+                  [](const Config& c) { return static_cast<double>(c.rope_original_len()); }),
+              true, "original_max_position_embeddings");
     number(field<&Config::experts>("experts", "n_expert", "experts of a layer, in place of its MLP; 0: none"), false,
            true, nullptr);
     number(field<&Config::own_experts_per_token>(
@@ -432,6 +449,19 @@ void check_model_config(const ModelConfig& c) {
     require(c.norm_eps > 0 && c.norm_eps < 1, text("--norm-eps ", c.norm_eps), "It must be between 0 and 1.");
     require(c.rope_theta >= 1 && c.rope_factor >= 1,
             text("--rope-theta ", c.rope_theta, " --rope-factor ", c.rope_factor), "Both must be at least 1.");
+    const bool scaled = c.rope_scaling != RopeScaling::none, by_wavelength = c.rope_scaling == RopeScaling::llama3;
+    require(!scaled || c.positions == PositionKind::rotary, "--rope-scaling with learned positions",
+            "Scaling is of rotary positions: give --positions rotary, or leave --rope-scaling out.");
+    require(scaled || c.rope_factor == 1, text("--rope-factor ", c.rope_factor, " without --rope-scaling"),
+            "Give --rope-scaling linear, or llama3, which older versions meant.");
+    require(by_wavelength || (c.rope_original_len() == ModelConfig{}.rope_original_len() &&
+                              c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4),
+            "--rope-low-freq-factor, --rope-high-freq-factor or --rope-original-len without --rope-scaling llama3",
+            "Give --rope-scaling llama3, or none of the options that go with it.");
+    require(
+        c.rope_low_freq_factor > 0 && c.rope_high_freq_factor > c.rope_low_freq_factor,
+        text("--rope-low-freq-factor ", c.rope_low_freq_factor, " --rope-high-freq-factor ", c.rope_high_freq_factor),
+        "The low one must be above 0, and the high one above it.");
     require(c.head_size() <= kLargestHead, text("heads of ", c.head_size(), " channels, which no attention serves"),
             text("--channels / --heads (or --head-size) must be at most ", kLargestHead, ": give more --heads."));
     require(c.padded_vocab_size >= c.vocab_size && c.padded_vocab_size % vocab_padding == 0,

@@ -17,6 +17,9 @@ enum class NormKind : std::uint8_t { layer, rms };
 enum class NormPosition : std::uint8_t { before, after };
 // Kind of token positions: a learned embedding, or rotated queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
+// Scaling of rotary positions' frequencies for more positions than those of the first training: all are divided by a
+// factor, or those with long wavelengths, as in Llama 3.1.
+enum class RopeScaling : std::uint8_t { none, linear, llama3 };
 enum class MlpKind : std::uint8_t { gelu, swiglu };
 struct MlpTraits {
     MlpKind kind;
@@ -36,7 +39,7 @@ struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
     std::int64_t heads = 0;                   // NH, attention heads of a block
     std::int64_t channels = 0;                // C, width of the residual stream
-    std::int64_t max_seq_len = 1024;          // maxT, number of learned positions
+    std::int64_t max_seq_len = 1024;          // maxT, number of positions
     std::int64_t vocab_size = 50257;          // V
     std::int64_t padded_vocab_size = 50304;   // Vp, V rounded up to a multiple of 128
     bool tied = true;                         // the classifier is the token embedding; else a tensor of its own
@@ -45,7 +48,9 @@ struct ModelConfig {
     double norm_eps = 1e-5;   // added to the variance, or to the mean of squares
     PositionKind positions = PositionKind::learned;
     double rope_theta = 10000;
-    double rope_factor = 1;   // above 1: low frequencies are slowed, as in Llama 3.1
+    RopeScaling rope_scaling = RopeScaling::none;
+    double rope_factor = 1;                                       // 1 without scaling
+    double rope_low_freq_factor = 1, rope_high_freq_factor = 4;   // llama3 as in Llama 3.1
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;   // in all linear layers but the classifier and the experts
     QkNorm qk_norm = QkNorm::none;
@@ -56,7 +61,7 @@ struct ModelConfig {
     double aux_loss = 0, router_z_loss = 0;
     std::int64_t own_experts_per_token = 0, own_expert_width = 0;
     // 0: the default of the functions below.
-    std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0;
+    std::int64_t own_kv_heads = 0, own_head_size = 0, own_mlp_width = 0, own_rope_original_len = 0;
 
     std::int64_t kv_heads() const { return own_kv_heads > 0 ? own_kv_heads : heads; }   // each serves heads / kv_heads
     // Returns how many neighbouring ranks hold copies of the same KV head, of `ranks` that share the heads.
@@ -81,6 +86,8 @@ struct ModelConfig {
     std::int64_t expert_width() const {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
+    // Positions of the first training, by which the scaling llama3 knows long wavelengths.
+    std::int64_t rope_original_len() const { return own_rope_original_len > 0 ? own_rope_original_len : 8192; }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
     // The type in the config.json that it was read from, which families with the same models share; null: none.
     const char* model_type = nullptr;
@@ -99,6 +106,8 @@ struct ModelField {
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
     bool whole = true;                      // the number must be whole
     bool basic = false;                     // a size that every model states; its option is not made from this table
+    bool may_change = false;                // training goes on from a rotary model with another value
+    bool in_rope_scaling = false;           // llama_key is in config.json's object "rope_scaling"
     bool of_training = false;               // only training reads it: a model's outputs do not depend on it
     // Place of the field in other programs' files. A file without the field holds only models with GPT-2's value.
     bool gpt2 = true;   // a GPT-2's config.json

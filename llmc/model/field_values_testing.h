@@ -6,12 +6,16 @@
 
 #include "llmc/model/config.h"
 
-// Returns a model on which the field has a meaning: with experts, if the field is theirs.
+// Returns a model on which the field has a meaning: with experts or scaled rotary positions, if the field is theirs.
 inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
     const std::string name = field.name;
     const bool of_experts = name == "shared-experts" || name == "aux-loss" || name.find("expert-") == 0 ||
                             name.find("experts-") == 0 || name.find("router") == 0;
     if (of_experts) plain.experts = 4;
+    if (name.starts_with("rope-")) plain.positions = PositionKind::rotary;
+    if (field.in_rope_scaling && name != "rope-scaling") {
+        plain.rope_scaling = name == "rope-factor" ? RopeScaling::linear : RopeScaling::llama3, plain.rope_factor = 8;
+    }
     return plain;
 }
 

@@ -199,16 +199,20 @@ inline Doubles attention_backward(const Doubles& dout, const Doubles& qkv, const
 }
 
 // Turns the pairs (i, i + HS / 2) of each head of q and k by their position times a frequency; backward: by minus that.
-inline void rotary(Doubles& qkv, const AttentionSizes& s, double theta, double factor, bool backward) {
-    const double two_pi = 2.0 * std::acos(-1.0);
+inline void rotary(Doubles& qkv, const AttentionSizes& s, const ModelConfig& config, bool backward) {
+    const double two_pi = 2.0 * std::acos(-1.0), factor = config.rope_factor;
+    const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
+    const auto trained = static_cast<double>(config.rope_original_len());
     for (Index row = 0; row < s.B * s.T; row++) {
         for (Index pair = 0; pair < s.HS / 2; pair++) {
-            double frequency = std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(s.HS));
-            if (factor > 1) {   // Llama 3.1
-                const double wavelength = two_pi / frequency, mixed = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
-                if (wavelength > 8192.0) {
+            double frequency =
+                std::pow(config.rope_theta, -2.0 * static_cast<double>(pair) / static_cast<double>(s.HS));
+            if (config.rope_scaling == RopeScaling::linear) frequency /= factor;
+            if (config.rope_scaling == RopeScaling::llama3) {
+                const double wavelength = two_pi / frequency, mixed = (trained / wavelength - low) / (high - low);
+                if (wavelength > trained / low) {
                     frequency /= factor;
-                } else if (wavelength > 8192.0 / 4.0) {
+                } else if (wavelength > trained / high) {
                     frequency = (1.0 - mixed) * frequency / factor + mixed * frequency;
                 }
             }
@@ -328,7 +332,7 @@ private:
     void turn(Doubles& qkv, int B, int T, bool backward) const {
         const ModelConfig& c = table.config();
         if (c.positions == PositionKind::learned) return;
-        reference::rotary(qkv, attention_sizes(B, T), c.rope_theta, c.rope_factor, backward);
+        reference::rotary(qkv, attention_sizes(B, T), c, backward);
     }
     // Runs a linear layer: outputs (R, N) of inputs (R, K).
     Doubles linear(const Doubles& in, const std::string& name, int l, Index R) const {

@@ -3,10 +3,26 @@
 #include <algorithm>
 #include <iterator>
 
+#include "llmc/base/refuse.h"
 #include "llmc/data/corpus_check.h"
-
 #include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
+
+namespace {
+
+// Gives a rotary model as many positions as --seq-len, if those are more.
+void fit_positions(const Options& options, ModelConfig& config) {
+    if (config.positions != PositionKind::rotary) return;
+    config.max_seq_len = std::max<std::int64_t>(config.max_seq_len, options.seq_len);
+}
+
+void check_asked_scaling(const Options& options, const ModelConfig& config) {
+    const bool is_asked = options.architecture.contains("rope-scaling") && config.rope_scaling != RopeScaling::none;
+    refuse_if(is_asked && config.rope_factor == 1, "--rope-scaling without a --rope-factor above 1: it scales nothing",
+              "Give the factor: the new --seq-len over the positions that the model had, or --rope-scaling none.");
+}
+
+}   // namespace
 
 ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     ModelConfig config;
@@ -18,8 +34,32 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
         config = model_config(options.model);
     }
     apply(options.architecture, config);
+    fit_positions(options, config);
+    check_asked_scaling(options, config);
     if (vocab_size > 0) config.vocab_size = vocab_size;
     config.padded_vocab_size = padded_vocab(config.vocab_size);
+    check_model_config(config);
+    return config;
+}
+
+ModelConfig continued_model(const ModelConfig& model, const Options& options) {
+    if (model.positions != PositionKind::rotary) return model;
+    ModelConfig config = model;
+    fit_positions(options, config);
+    const auto asked = options.architecture.find("rope-scaling");
+    if (asked != options.architecture.end() && static_cast<RopeScaling>(asked->second) != model.rope_scaling) {
+        const ModelConfig plain;
+        config.rope_scaling = static_cast<RopeScaling>(asked->second);
+        config.rope_factor = plain.rope_factor;
+        config.rope_low_freq_factor = plain.rope_low_freq_factor;
+        config.rope_high_freq_factor = plain.rope_high_freq_factor;
+        config.own_rope_original_len = config.rope_scaling == RopeScaling::llama3 ? model.max_seq_len : 0;
+    }
+    for (const ModelField& field : model_fields()) {
+        const auto given = options.architecture.find(field.name);
+        if (field.may_change && given != options.architecture.end()) field.set(config, given->second);
+    }
+    check_asked_scaling(options, config);
     check_model_config(config);
     return config;
 }

@@ -12,6 +12,10 @@
 WorldOptions world_options(const Options& options);
 // Returns the model that the options describe without weights. `vocab_size` 0: keeps the model's own.
 ModelConfig described_model(const Options& options, std::int64_t vocab_size);
+// Returns the model with which training goes on from `model`: a rotary one gets as many positions as --seq-len, if
+// those are more, and the frequencies that are asked for. A scaling that the model does not have yet begins with its
+// defaults, llama3 with the model's positions as the original ones. Throws Error(usage) for scaling without a factor.
+ModelConfig continued_model(const ModelConfig& model, const Options& options);
 // Returns the options of any rank's stage. Throws Error(usage) if a pipeline has too few layers.
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at);

@@ -24,13 +24,15 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                   text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
                   "Leave --vocab-size out: the model says it.");
         ModelConfig config = *of_file;
+        const bool is_rotary = of_file->positions == PositionKind::rotary;
         for (const ModelField& field : model_fields()) {
             const auto given = options.architecture.find(field.name);
             if (given == options.architecture.end()) continue;
             ModelConfig asked = *of_file;
             field.set(asked, given->second);
             if (field.of_training) field.set(config, given->second);
-            refuse_if(!field.of_training && !field.same(asked, *of_file),
+            const bool may_differ = field.of_training || (is_rotary && field.may_change);
+            refuse_if(!may_differ && !field.same(asked, *of_file),
                       text("--", field.name, " ", field.value_of(asked), ": the model in ", options.model, " has ",
                            field.value_of(*of_file)),
                       text("Leave --", field.name, " out: the model says it."));
@@ -42,6 +44,17 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                                : tokenizer            ? static_cast<std::int64_t>(tokenizer->vocab_size())
                                                       : 0;
     return described_model(options, vocab);
+}
+
+// Logs what a model's rotary positions are from now on, where that is new.
+void log_positions(const ModelConfig& before, const ModelConfig& now, const Log& log) {
+    std::string changes;
+    for (const ModelField& field : model_fields()) {
+        if (!field.may_change || field.same(before, now)) continue;
+        changes += text(changes.empty() ? "" : ", ", field.name, " ", field.value_of(now), " (until now ",
+                        field.value_of(before), ")");
+    }
+    if (!changes.empty()) log.line("rotary positions change: %s", changes.c_str());
 }
 
 // Throws Error(usage) if the folder holds a run's checkpoints or records of steps.
@@ -193,15 +206,23 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
         model.tokenizer =
             Tokenizer::load(options.sample_prompt.empty() ? model.tokenizer_file : model.tokenizer_folder());
     }
-    std::optional<ModelConfig> of_file;
+    std::optional<ModelConfig> of_file, before;
+    if (!checkpoint.empty()) before = hugging_face_model_config(real_files(), checkpoint);
     if (options.layers == 0 && !is_descriptor(options.model)) {
         if (checkpoint.empty()) {
             model.weights = find_weights(real_files(), options.model, log, ranks_of(world), "", options.ignore_tensors);
         }
-        of_file = model.weights ? model.weights->config() : hugging_face_model_config(real_files(), checkpoint);
+        of_file = before = model.weights ? model.weights->config() : *before;
     }
     if (of_file && model.tokenizer_file.empty()) take_tokenizer_of(options.model, *of_file, model, log);
     model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
+    if (before && before->positions == PositionKind::rotary && model.config.positions == PositionKind::rotary) {
+        const ModelConfig now = continued_model(*before, options);   // also of a run whose model options describe
+        for (const ModelField& field : model_fields()) {
+            if (field.may_change) field.set(model.config, field.get(now));
+        }
+        log_positions(*before, now, log);
+    }
     const std::string beyond = beyond_llmc(model.config);
     refuse_if(!options.export_llmc.empty() && !beyond.empty(), text("--export-llmc: the model has ", beyond),
               "llm.c's files hold no such model; checkpoints do.");

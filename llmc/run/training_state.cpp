@@ -9,6 +9,7 @@
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/model/families/weight_source.h"
+#include "llmc/model/same_weights.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/option_names.h"
 #include "llmc/tokenizer/files/files.h"
@@ -202,9 +203,7 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
                     "Resume from another checkpoint.");
     }
     const ModelConfig &saved = hugging_face_model_config(files, path), &own = tensors.storage().table().config();
-    const bool is_same = std::ranges::all_of(
-        model_fields(), [&](const ModelField& field) { return field.of_training || field.same(saved, own); });
-    if (!is_same) {
+    if (!have_same_weights(saved, own)) {
         throw Error(
             ErrorKind::bad_data,
             text(path, ": the run was of a model with ", describe(saved), "; the one asked for has ", describe(own)),

@@ -5,8 +5,9 @@
 // The product of a rotated query and a rotated key then depends only on the difference of their positions. Backward
 // rotates gradients by -a. All arithmetic is fp32, rounded once.
 //
-// `factor` > 1 is Llama 3.1's scaling for more than the 8,192 positions of training: frequencies whose wavelength is
-// above 8192 are divided by it, those with a wavelength below 8192 / 4 stay, and those between are a mix.
+// A factor above 1 slows frequencies for more positions than the first training had, as transformers does: all of them
+// (linear), or by wavelength (Llama 3.1): those whose wavelength is above trained / low are divided by it, those with a
+// wavelength below trained / high stay, and those between are a mix.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,6 +21,14 @@
 #include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/kernels/vec.cuh"
 
+struct RotaryFrequencies {
+    float theta;         // base
+    float factor = 1;    // divisor of low frequencies; 1: none
+    float trained = 0;   // positions of the first training; 0: all frequencies are low (linear)
+    float low = 1;       // a frequency with fewer turns over these positions is divided by the whole factor,
+    float high = 4;      // one with more turns than this by nothing; low < high
+};
+
 template <class Real>
 struct Rotary {
     Real* heads;            // (rows, row): the first `turned` heads of each row are rotated in place
@@ -27,7 +36,7 @@ struct Rotary {
     int rows, turned, HS;   // HS a multiple of 16
     int first_row, T;       // row r is token (first_row + r) % T of the local ones
     Positions positions;    // positions of the local tokens
-    float theta, factor;
+    RotaryFrequencies frequencies;
     bool backward;   // rotates gradients by -a
 };
 
@@ -37,12 +46,12 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream);
 // ---------------------------------------------------------------------------------------------------------------------
 
 // Returns the frequency of pair i; log2_theta is log2 of the base.
-__device__ inline float rotary_frequency(int i, int HS, float log2_theta, float factor) {
-    constexpr float trained = 8192.0f, low = 1.0f, high = 4.0f, two_pi = 6.283185307179586f;
+__device__ inline float rotary_frequency(int i, int HS, float log2_theta, const RotaryFrequencies& f) {
+    constexpr float two_pi = 6.283185307179586f;
     const float frequency = exp2f(-static_cast<float>(2 * i) / static_cast<float>(HS) * log2_theta);
-    const float turns = trained * frequency / two_pi;   // turns over the positions of training
-    const float kept = fminf(fmaxf((turns - low) / (high - low), 0.0f), 1.0f);
-    return factor > 1.0f ? frequency * (kept + (1.0f - kept) / factor) : frequency;
+    const float turns = f.trained * frequency / two_pi;   // turns over the positions of training
+    const float kept = fminf(fmaxf((turns - f.low) / (f.high - f.low), 0.0f), 1.0f);
+    return f.factor > 1.0f ? frequency * (kept + (1.0f - kept) / f.factor) : frequency;
 }
 
 // A thread rotates eight pairs of a row in all its heads, because their angles are the same.
@@ -56,7 +65,7 @@ __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real
     const auto position = static_cast<float>(a.positions.of_row(a.first_row + row, a.T));
     Vec8<float> c, s;
     for (int k = 0; k < 8; k++) {
-        const float angle = position * rotary_frequency(first + k, a.HS, log2_theta, a.factor);
+        const float angle = position * rotary_frequency(first + k, a.HS, log2_theta, a.frequencies);
         c[k] = cosf(angle);
         s[k] = a.backward ? -sinf(angle) : sinf(angle);
     }
@@ -87,5 +96,5 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream) {
     } else if (args.positions.list) {
         where.reads(args.positions.list, static_cast<std::size_t>(args.T) * sizeof(int));
     }
-    launch(rotary_kernel<Real>, where, args, std::log2(args.theta));
+    launch(rotary_kernel<Real>, where, args, std::log2(args.frequencies.theta));
 }

@@ -6,10 +6,11 @@ namespace {
 
 constexpr int HS = 64, heads = 2, rows = 12;
 constexpr double theta = 10000;
+constexpr RotaryFrequencies plain{.theta = theta};
 
 // One row per position from `first` on, turned.
 template <class Real>
-Doubles turned(const Doubles& values, int first, float factor = 1, bool backward = false) {
+Doubles turned(const Doubles& values, int first, const RotaryFrequencies& frequencies = plain, bool backward = false) {
     KernelTest test;
     auto device = test.tensor<Real>(values);
     rotary(Rotary<Real>{.heads = device.data(),
@@ -20,8 +21,7 @@ Doubles turned(const Doubles& values, int first, float factor = 1, bool backward
                         .first_row = 0,
                         .T = rows,
                         .positions = {.first = first},
-                        .theta = static_cast<float>(theta),
-                        .factor = factor,
+                        .frequencies = frequencies,
                         .backward = backward},
            test.stream);
     return device.values();
@@ -60,6 +60,30 @@ void check_scores(int shift) {
     CHECK(most > 1);   // positions do matter
 }
 
+// Returns the frequencies of heads of `size` channels: a pair (1, 0) at position 1 turns by its frequency.
+Doubles frequencies_of(int size, const RotaryFrequencies& frequencies) {
+    KernelTest test;
+    const auto pairs = static_cast<std::size_t>(size / 2);
+    Doubles values(2 * pairs, 0);
+    std::fill_n(values.begin(), pairs, 1.0);
+    auto device = test.tensor<float>(values);
+    rotary(Rotary<float>{.heads = device.data(),
+                         .row = size,
+                         .rows = 1,
+                         .turned = 1,
+                         .HS = size,
+                         .first_row = 0,
+                         .T = 1,
+                         .positions = {.first = 1},
+                         .frequencies = frequencies,
+                         .backward = false},
+           test.stream);
+    const Doubles turned = device.values();
+    Doubles found(pairs);
+    for (std::size_t i = 0; i < pairs; i++) found[i] = std::atan2(turned[pairs + i], turned[i]);
+    return found;
+}
+
 }   // namespace
 
 TEST_CASE("rotary: shifting all positions changes scores by rounding only") {
@@ -72,7 +96,8 @@ TEST_CASE("rotary: shifting all positions changes scores by rounding only") {
 TEST_CASE("rotary: pairs of channels are turned by position times frequency, backward turns them back") {
     const Doubles values = random_values<float>(rows * heads * HS, 1.0, 4);
     for (const double factor : {1.0, 8.0}) {
-        const Doubles found = turned<float>(values, 100, static_cast<float>(factor));
+        const RotaryFrequencies frequencies{.theta = theta, .factor = static_cast<float>(factor), .trained = 8192};
+        const Doubles found = turned<float>(values, 100, frequencies);
         for (int row = 0; row < rows; row++) {
             for (int head = 0; head < heads; head++) {
                 for (int i = 0; i < HS / 2; i++) {
@@ -91,7 +116,84 @@ TEST_CASE("rotary: pairs of channels are turned by position times frequency, bac
                 }
             }
         }
-        const Doubles back = turned<float>(found, 100, static_cast<float>(factor), true);
+        const Doubles back = turned<float>(found, 100, frequencies, true);
         for (std::size_t i = 0; i < values.size(); i++) CHECK(std::abs(back[i] - values[i]) < 1e-5);
+    }
+}
+
+// Recorded from the functions of transformers 5.24 (modeling_rope_utils), in double precision.
+TEST_CASE("rotary: scaled frequencies are those of transformers: linear, and Llama 3's by wavelength") {
+    struct Recorded {
+        int head_size;
+        RotaryFrequencies frequencies;
+        Doubles expected;
+    };
+    const Recorded all[] = {
+        {64, {.theta = 10000, .factor = 4}, {0.25,           0.1874735523,    0.1405853313,    0.1054241259,
+                                             0.0790569415,   0.05928434264,   0.04445698525,   0.0333380358,
+                                             0.025,          0.01874735523,   0.01405853313,   0.01054241259,
+                                             0.00790569415,  0.005928434264,  0.004445698525,  0.00333380358,
+                                             0.0025,         0.001874735523,  0.001405853313,  0.001054241259,
+                                             0.000790569415, 0.0005928434264, 0.0004445698525, 0.000333380358,
+                                             0.00025,        0.0001874735523, 0.0001405853313, 0.0001054241259,
+                                             7.90569415e-05, 5.928434264e-05, 4.445698525e-05, 3.33380358e-05}},
+        {16,
+         {.theta = 500000, .factor = 2.5f},
+         {0.4, 0.0775690979, 0.01504241237, 0.002917065895, 0.0005656854249, 0.0001096992703, 2.127318359e-05,
+          4.125354151e-06}},
+        {64,
+         {.theta = 500000, .factor = 32, .trained = 8192},
+         {1,
+          0.6636012377,
+          0.4403666027,
+          0.2922278226,
+          0.1939227447,
+          0.1286873734,
+          0.08539710029,
+          0.05666962145,
+          0.03760603093,
+          0.02495540867,
+          0.01656044008,
+          0.01098952853,
+          0.007292664737,
+          0.004839421346,
+          0.003211445995,
+          0.001290547928,
+          0.0004295567966,
+          9.708287803e-05,
+          1.946163818e-05,
+          1.291476719e-05,
+          8.57025549e-06,
+          5.68723215e-06,
+          3.774054294e-06,
+          2.504467101e-06,
+          1.661967468e-06,
+          1.102883669e-06,
+          7.318749675e-07,
+          4.856731343e-07,
+          3.22293293e-07,
+          2.138742282e-07,
+          1.419272025e-07,
+          9.418306725e-08}},
+        {32,
+         {.theta = 10000, .factor = 4, .trained = 256},
+         {1, 0.5623413252, 0.316227766, 0.177827941, 0.1, 0.03221069575, 0.01018591636, 0.004445698525, 0.0025,
+          0.001405853313, 0.000790569415, 0.0004445698525, 0.00025, 0.0001405853313, 7.90569415e-05, 4.445698525e-05}},
+        {48,
+         {.theta = 1000000, .factor = 16, .trained = 1000, .low = 2, .high = 7.5f},
+         {1,        0.5623413252,    0.316227766,     0.177827941,
+          0.1,      0.05623413252,   0.018324615,     0.003627951433,
+          0.000625, 0.0003514633282, 0.0001976423538, 0.0001111424631,
+          6.25e-05, 3.514633282e-05, 1.976423538e-05, 1.111424631e-05,
+          6.25e-06, 3.514633282e-06, 1.976423538e-06, 1.111424631e-06,
+          6.25e-07, 3.514633282e-07, 1.976423538e-07, 1.111424631e-07}},
+    };
+    for (const Recorded& one : all) {
+        const Doubles found = frequencies_of(one.head_size, one.frequencies);
+        REQUIRE(found.size() == one.expected.size());
+        for (std::size_t i = 0; i < found.size(); i++) {
+            INFO("heads of ", one.head_size, ", factor ", one.frequencies.factor, ", pair ", i);
+            CHECK(std::abs(found[i] - one.expected[i]) <= 3e-6 * one.expected[i]);
+        }
     }
 }

@@ -5,11 +5,10 @@
 #include <map>
 #include <optional>
 #include <string_view>
-#include <tuple>
-#include <utility>
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/model/families/rope_scaling.h"
 
 namespace {
 
@@ -109,67 +108,6 @@ const std::vector<ModelFamily>& families() {
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
     });
     return all;
-}
-
-// Returns the object of config.json that says the frequencies of rotary positions: "rope_scaling" of transformers 4,
-// which counts where both are there, or "rope_parameters" of 5. Its name is null where there is none.
-std::pair<const char*, const Json*> rotary_object(const Json& json, const std::string& path) {
-    for (const char* name : {"rope_scaling", "rope_parameters"}) {
-        const Json* const found = json.find(name);
-        if (found == nullptr || found->is_null()) continue;
-        if (!found->is_object()) bad(path, text("\"", name, "\" is ", quoted(*found), ", expected an object"));
-        if (!found->members().empty()) return {name, found};
-    }
-    return {nullptr, nullptr};
-}
-
-// Adds "rope_factor", the factor of a scaling of the type "llama3". The rest must be as in Llama 3.1.
-void add_rotary_scaling(Json& flat, const Json& inner, const char* name, const std::string& path) {
-    const Json* positions = flat.find("original_max_position_embeddings");   // outside it counts before the inner one
-    if (positions == nullptr) positions = inner.find("original_max_position_embeddings");
-    if (positions == nullptr) positions = flat.find("max_position_embeddings");
-    const std::tuple<const char*, const Json*, double> of_llama3[] = {
-        {"low_freq_factor", inner.find("low_freq_factor"), 1},
-        {"high_freq_factor", inner.find("high_freq_factor"), 4},
-        {"original_max_position_embeddings", positions, 8192}};
-    for (const auto& [key, value, expected] : of_llama3) {
-        if (value != nullptr && *value == Json(expected)) continue;
-        bad(path, text("\"", key, "\" of \"", name, "\" is ", value ? quoted(*value) : "not there", ", only ", expected,
-                       " is supported"));
-    }
-    const Json* const factor = inner.find("factor");
-    if (factor == nullptr) bad(path, text("there is no \"factor\" in ", name));
-    flat.add("rope_factor", *factor);
-}
-
-// Returns a config.json of Llama's kind in which rotary positions are fields beside the others. rope_theta of the inner
-// object counts before the one outside. An object of the type "default", or of none, scales nothing.
-Json flattened(const Json& json, const std::string& path) {
-    const auto [name, inner] = rotary_object(json, path);
-    const Json* const inner_theta = inner != nullptr ? inner->find("rope_theta") : nullptr;
-    Json flat = Json::object();
-    for (const auto& [key, value] : json.members()) {
-        if (key != "rope_factor" && (key != "rope_theta" || inner_theta == nullptr)) flat.add(key, value);
-    }
-    if (inner == nullptr) return flat;
-    if (inner_theta != nullptr) flat.add("rope_theta", *inner_theta);
-    for (const auto& [key, value] : inner->members()) {
-        if (!value.is_object()) continue;
-        bad(path, text("\"", name, "\" says \"", key, "\" apart, only one for all layers is supported"));
-    }
-    const Json* type = inner->find("rope_type");
-    if (type == nullptr) type = inner->find("type");
-    if (type == nullptr || *type == Json("default")) return flat;
-    if (*type != Json("llama3")) {
-        bad(path,
-            text("\"", name, "\" is of the type ", quoted(*type), ", only \"default\" and \"llama3\" are supported"));
-    }
-    const Json* const share = inner->find("partial_rotary_factor");
-    if (share != nullptr && *share != Json(1)) {
-        bad(path, text("\"partial_rotary_factor\" of \"", name, "\" is ", quoted(*share), ", only 1 is supported"));
-    }
-    add_rotary_scaling(flat, *inner, name, path);
-    return flat;
 }
 
 // Returns the value that null gives to a field, or none where null says nothing: to a flag the family's default; 0 to a
@@ -376,7 +314,7 @@ std::string with_keys(std::string message, const ModelFamily& family) {
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
-    const Json json = family->llama ? flattened(given, path) : given;
+    const Json json = family->llama ? with_rope_scaling_flat(given, path) : given;
     check_settings(json, path, *family);
     ModelConfig config = family->implied;
     config.model_type = family->model_type;
@@ -392,6 +330,8 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         }
         if (value) field.set(config, *value);
     }
+    const bool is_older = is_only_ours(*family) && !json.contains("rope_scaling");   // a factor was llama3's then
+    if (is_older && config.rope_factor > 1) config.rope_scaling = RopeScaling::llama3;
     try {
         check_model_config(config);
         return config;
@@ -417,6 +357,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
                                            : Json(value));
         if (std::string_view(key) == "n_positions") json.add("n_ctx", static_cast<std::int64_t>(value));
     };
+    const auto is_apart = [&](const ModelField& field) { return family.llama && field.in_rope_scaling; };
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
     }
@@ -424,8 +365,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         if (written) json.add(key, value);
     }
     for (const ModelField& field : model_fields()) {
-        const bool is_there = field.get(config) != 0 && std::string_view(field.name) != "rope-factor";
-        if (!field.whole && is_there) add(field);
+        if (!field.whole && field.get(config) != 0 && !is_apart(field)) add(field);
     }
     json.add("initializer_range", 0.02);
     if (!family.llama) {
@@ -433,18 +373,10 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     }
     for (const ModelField& field : model_fields()) {
         const bool goes_without_saying = !family.llama && field.is_number() && field.is_default(config);
-        if (!field.basic && field.whole && !goes_without_saying) add(field);
+        if (!field.basic && field.whole && !goes_without_saying && !is_apart(field)) add(field);
     }
     if (family.llama) json.add("pad_token_id", nullptr);   // else token 1 of an OLMo2
-    if (family.llama && config.rope_factor > 1) {
-        json.add("rope_scaling", Json::object({{"rope_type", "llama3"},
-                                               {"factor", config.rope_factor},
-                                               {"low_freq_factor", 1.0},
-                                               {"high_freq_factor", 4.0},
-                                               {"original_max_position_embeddings", 8192}}));
-    } else if (is_only_ours(family)) {
-        json.add("rope_factor", config.rope_factor);
-    }
+    if (family.llama && config.rope_scaling != RopeScaling::none) json.add("rope_scaling", rope_scaling_json(config));
     json.add("torch_dtype", torch_dtype);
     return json;
 }

@@ -122,20 +122,59 @@ TEST_CASE("families: rotary scaling of the type default or without a type scales
     for (const char* inner : {"{\"factor\": 8.0}", "{\"factor\": 8.0, \"type\": \"default\"}",
                               "{\"factor\": 8.0, \"rope_type\": \"default\", \"type\": \"llama3\"}"}) {
         INFO(inner);
-        CHECK(read("llama", std::string(", \"rope_scaling\": ") + inner).rope_factor == 1);
+        CHECK(read("llama", std::string(", \"rope_scaling\": ") + inner).rope_scaling == RopeScaling::none);
     }
-    CHECK(read("llama", ", \"rope_factor\": 8.0").rope_factor == 1);   // a field of our own
-    CHECK(read("llama", llama3(std::string(frequencies) + positions)).rope_factor == 8);
-    CHECK(read("llama", llama3(frequencies)).rope_factor == 8);   // with the model's 8,192 positions
-    CHECK(has(refused("llama", llama3(frequencies) + ", \"original_max_position_embeddings\": 2048"),
-              "\"original_max_position_embeddings\" of \"rope_scaling\" is 2048, only 8192 is supported"));
+    for (const char* outside : {"rope_factor", "factor", "low_freq_factor", "original_max_position_embeddings"}) {
+        CHECK(read("llama", text(", \"", outside, "\": 8.0")) == read("llama"));   // said outside it means nothing
+    }
+    CHECK(read("llama", ", \"rope_type\": \"llama3\"") == read("llama"));
+    auto original_len = [](const std::string& more) {
+        const ModelConfig config = read("llama", more);
+        CHECK(config.rope_scaling == RopeScaling::llama3);
+        CHECK(config.rope_factor == 8);
+        return config.rope_original_len();
+    };
+    const std::string outside = ", \"original_max_position_embeddings\": 2048";
+    CHECK(original_len(llama3(std::string(frequencies) + positions)) == 8192);
+    CHECK(original_len(llama3(std::string(frequencies) + ", \"original_max_position_embeddings\": 256")) == 256);
+    CHECK(original_len(llama3(frequencies)) == 8192);   // the model's positions
+    CHECK(original_len(llama3(frequencies) + outside) == 2048);
+    CHECK(original_len(llama3(std::string(frequencies) + positions) + outside) == 2048);
+    const ModelConfig other = read("llama", llama3(", \"low_freq_factor\": 2, \"high_freq_factor\": 8.5"));
+    CHECK(other.rope_low_freq_factor == 2);
+    CHECK(other.rope_high_freq_factor == 8.5);
+    CHECK(has(refused("llama", llama3(", \"low_freq_factor\": 4.0, \"high_freq_factor\": 4.0")),
+              "\"low_freq_factor\" 4 \"high_freq_factor\" 4"));
+    CHECK(has(refused("llama", llama3(", \"low_freq_factor\": 0, \"high_freq_factor\": 4.0")),
+              "\"low_freq_factor\" is 0, expected a number above 0"));
+    CHECK(
+        has(refused("llama", llama3(", \"low_freq_factor\": 1.0")), "\"high_freq_factor\" of \"rope_scaling\" is not"));
+    CHECK(has(refused("llama", llama3(std::string(frequencies) + ", \"original_max_position_embeddings\": 0.5")),
+              "\"original_max_position_embeddings\" is 0.5, expected a size"));
     CHECK(has(refused("llama", llama3(positions)), "\"low_freq_factor\" of \"rope_scaling\" is not there"));
     CHECK(has(refused("llama", llama3(std::string(frequencies) + positions + ", \"partial_rotary_factor\": 0.5")),
               "\"partial_rotary_factor\" of \"rope_scaling\" is 0.5"));
     const std::string type = ", \"rope_parameters\": {\"rope_type\": ";
     CHECK(has(refused("qwen3", type + "\"llama3\"" + frequencies + positions + "}"),
-              "there is no \"factor\" in rope_parameters"));
-    CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 2.0}"), "is of the type \"linear\""));
+              "\"factor\" of \"rope_parameters\" is not there, llama3 needs it"));
+    CHECK(
+        has(refused("qwen3", type + "\"linear\"}"), "\"factor\" of \"rope_parameters\" is not there, linear needs it"));
+    CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 0.5}"), "\"factor\" 0.5"));
+    CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 2.0, \"partial_rotary_factor\": 0.5}"),
+              "\"partial_rotary_factor\" of \"rope_parameters\" is 0.5"));
+    for (const char* beyond : {"yarn", "dynamic", "longrope", "none"}) {
+        CHECK(has(refused("qwen3", text(type, "\"", beyond, "\", \"factor\": 2.0}")),
+                  text("is of the type \"", beyond, "\", only \"default\", \"linear\" and \"llama3\" are supported")));
+    }
+    for (const char* object : {"rope_scaling", "rope_parameters"}) {
+        for (const char* key : {"rope_type", "type"}) {
+            const ModelConfig linear = read("qwen3", text(", \"", object, "\": {\"", key,
+                                                          "\": \"linear\", \"factor\": 2.5, \"low_freq_factor\": 3}"));
+            CHECK(linear.rope_scaling == RopeScaling::linear);
+            CHECK(linear.rope_factor == 2.5);
+            CHECK(linear.rope_low_freq_factor == 1);   // of llama3 alone
+        }
+    }
     CHECK(has(refused("qwen3", type + "null}"), "is of the type null"));
     CHECK(has(refused("qwen3", ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1.0}}"),
               "\"rope_parameters\" says \"full_attention\" apart"));

@@ -1,6 +1,7 @@
 #include "llmc/model/parameters/weights.h"
 
 #include "llmc/kernels/init.cuh"
+#include "llmc/model/same_weights.h"
 
 template <class T>
 void initialize_parameters(const ModelState<T>& state, std::uint64_t seed, cudaStream_t stream) {
@@ -44,7 +45,7 @@ void upload_tensor(const ModelState<T>& state, int param, std::span<const float>
 
 template <class T>
 void load_parameters(const ModelState<T>& state, const WeightSource& source, cudaStream_t stream) {
-    ENSURE(source.config() == state.storage().table().config(), "weights of another model");
+    ENSURE(have_same_weights(source.config(), state.storage().table().config()), "weights of another model");
     for (const TensorLayout& tensor : state.storage().tensors()) {
         upload_tensor<T>(state, tensor.param, source.read(state.storage().table()[tensor.param]), stream);
     }

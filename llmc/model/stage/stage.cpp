@@ -13,7 +13,12 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
         throw Error(
             ErrorKind::usage,
             text("sequences of ", options.T, " tokens do not fit a model of ", config.max_seq_len, " positions"),
-            text("--seq-len must be between 1 and ", config.max_seq_len, "."));
+            config.positions == PositionKind::rotary
+                ? text("--seq-len must be between 1 and ", config.max_seq_len,
+                       "; a training that continues this model with a longer one gives it more (docs/models.md).")
+                : text("--seq-len must be between 1 and ", config.max_seq_len,
+                       ": learned positions are parameters, which longer sequences lack. A model with --positions "
+                       "rotary can be continued with a longer --seq-len."));
     }
     check_tensor_parallel(config, options.place.mesh, options.sequence_parallel, options.B, options.T);
     const std::int64_t widest = std::max(

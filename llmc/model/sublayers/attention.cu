@@ -58,6 +58,15 @@ void Attention::backward(const SublayerBackward& args, const AttentionActivation
     branch_.enter_backward(args, a, dqkv, a.qkv);
 }
 
+static RotaryFrequencies rotary_frequencies(const ModelConfig& model) {
+    const bool by_wavelength = model.rope_scaling == RopeScaling::llama3;
+    return {.theta = static_cast<float>(model.rope_theta),
+            .factor = static_cast<float>(model.rope_factor),
+            .trained = by_wavelength ? static_cast<float>(model.rope_original_len()) : 0.0f,
+            .low = static_cast<float>(model.rope_low_freq_factor),
+            .high = static_cast<float>(model.rope_high_freq_factor)};
+}
+
 // Rotates these rows' queries and keys, or their gradients, by their positions.
 void Attention::rotate(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const {
     const RankSizes& sizes = tools_.sizes;
@@ -71,8 +80,7 @@ void Attention::rotate(floatX* qkv, Rows rows, int T, const Positions& positions
                           .first_row = rows.first,
                           .T = T,
                           .positions = positions,
-                          .theta = static_cast<float>(model.rope_theta),
-                          .factor = static_cast<float>(model.rope_factor),
+                          .frequencies = rotary_frequencies(model),
                           .backward = backward},
            tools_.stream);
 }
