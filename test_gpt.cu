@@ -381,7 +381,9 @@ TEST_CASE("gpt: reference: RMSNorm, at every level of recompute") {
 TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute") {
     std::vector<ModelConfig> kinds{
         llama_like(custom_model_config(2, 4, 64, 40, 150), 2), llama_like(custom_model_config(1, 3, 96, 40, 150), 1),
-        llama_like(custom_model_config(2, 2, 64, 40, 150), 2), llama_like(custom_model_config(2, 4, 64, 40, 150), 2)};
+        llama_like(custom_model_config(2, 2, 64, 40, 150), 2), llama_like(custom_model_config(2, 4, 64, 40, 150), 2),
+        custom_model_config(2, 4, 64, 40, 150)};
+    kinds[4].mlp = MlpKind::relu2;
     kinds[1].own_head_size = 64, kinds[1].bias = true, kinds[1].tied = false, kinds[1].qk_norm = QkNorm::head;
     kinds[3].norm_position = NormPosition::after, kinds[3].qk_norm = QkNorm::row;
     kinds[2].mlp = MlpKind::gelu, kinds[2].rope_scaling = RopeScaling::llama3, kinds[2].rope_factor = 8,

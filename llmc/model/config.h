@@ -20,7 +20,7 @@ enum class PositionKind : std::uint8_t { learned, rotary };
 // Scaling of rotary positions' frequencies for more positions than those of the first training: all are divided by a
 // factor, or those with long wavelengths, as in Llama 3.1.
 enum class RopeScaling : std::uint8_t { none, linear, llama3 };
-enum class MlpKind : std::uint8_t { gelu, swiglu };
+enum class MlpKind : std::uint8_t { gelu, swiglu, relu2 };
 struct MlpTraits {
     MlpKind kind;
     const char* name;                   // value of --mlp
@@ -28,6 +28,7 @@ struct MlpTraits {
     std::int64_t times = 1, over = 1;   // F = times C / over where nobody gives it,
     std::int64_t unit = 1;              // rounded up to a multiple of this
     bool in_matmul;                     // cuBLASLt's epilogues apply the activation and its derivative
+    bool of_experts;                    // llmc/kernels/experts has it
 };
 const MlpTraits& traits_of(MlpKind kind);
 // RMSNorm of queries and keys before rotation: of each head (Qwen3), or of all heads of a row (OLMo2).

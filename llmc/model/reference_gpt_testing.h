@@ -104,6 +104,9 @@ inline double gelu_derivative(double x) {
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * gelu_slope() * (1.0 + 3.0 * gelu_cubic * x * x);
 }
 
+inline double relu2(double x) { return x > 0 ? x * x : 0; }
+inline double relu2_derivative(double x) { return x > 0 ? 2 * x : 0; }
+
 // silu(gate) * up of rows of F gates and F ups.
 inline double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline Doubles swiglu(const Doubles& in, Index R, Index F, bool exchanged = false) {
@@ -405,11 +408,12 @@ private:
 
     // ---- the MLP, and experts
 
+    bool squares() const { return table.config().mlp == MlpKind::relu2; }
     Doubles activation(const Doubles& hidden, Index R, Index width) const {
         using namespace reference;
         if (table.config().mlp == MlpKind::swiglu) return swiglu(hidden, R, width, exchanges_gate_and_up);
         Doubles out = hidden;
-        for (double& x : out) x = gelu(x);
+        for (double& x : out) x = squares() ? relu2(x) : gelu(x);
         return out;
     }
     void activation_backward(Doubles& d, const Doubles& hidden, Index R, Index width) const {
@@ -417,7 +421,9 @@ private:
         if (table.config().mlp == MlpKind::swiglu) {
             d = swiglu_backward(d, hidden, R, width);
         } else {
-            for (Index i = 0; i < d.size(); i++) d[i] *= gelu_derivative(hidden[i]);
+            for (Index i = 0; i < d.size(); i++) {
+                d[i] *= squares() ? relu2_derivative(hidden[i]) : gelu_derivative(hidden[i]);
+            }
         }
     }
     // Rows first ... first + count of a matrix of rows of `cols`.

@@ -58,8 +58,9 @@ bool Experts::gated() const {
     switch (model().mlp) {   // the activations that llmc/kernels/experts has
         case MlpKind::gelu: return false;
         case MlpKind::swiglu: return true;
+        case MlpKind::relu2: break;   // refused by check_model_config
     }
-    return false;
+    ENSURE(false, "no expert has the activation ", traits_of(model().mlp).name);
 }
 
 Experts::Experts(const StageTools& tools, const ModelState<floatX>& parameters, int layer)

@@ -1,6 +1,7 @@
 #include "llmc/model/sublayers/mlp.h"
 
 #include "llmc/kernels/gelu.cuh"
+#include "llmc/kernels/relu2.cuh"
 #include "llmc/kernels/swiglu.cuh"
 
 Mlp::Mlp(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
@@ -55,6 +56,7 @@ void Mlp::activate(floatX* activated, const floatX* fch, int rows) const {
     switch (kind()) {
         case MlpKind::gelu: return gelu_forward<floatX>(activated, fch, std::int64_t{rows} * F, tools_.stream);
         case MlpKind::swiglu: return swiglu_forward<floatX>(activated, fch, rows, F, tools_.stream);
+        case MlpKind::relu2: return relu2_forward<floatX>(activated, fch, std::int64_t{rows} * F, tools_.stream);
     }
 }
 
@@ -70,5 +72,6 @@ void Mlp::activate_backward(const floatX* dprojected, const MlpActivations& a) c
     switch (kind()) {
         case MlpKind::gelu: return gelu_backward<floatX>(dfch, dactivated, a.fch, std::int64_t{R} * F, stream);
         case MlpKind::swiglu: return swiglu_backward<floatX>(dfch, dactivated, a.fch, R, F, stream);
+        case MlpKind::relu2: return relu2_backward<floatX>(dfch, dactivated, a.fch, std::int64_t{R} * F, stream);
     }
 }
