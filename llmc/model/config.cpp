@@ -14,12 +14,18 @@
 namespace {
 
 constexpr MlpTraits mlp_kinds[] = {
-    {.kind = MlpKind::gelu, .name = "gelu", .gated = false, .times = 4, .in_matmul = true},
-    {.kind = MlpKind::swiglu, .name = "swiglu", .gated = true, .times = 8, .over = 3, .unit = 256, .in_matmul = false},
-    {.kind = MlpKind::relu2, .name = "relu2", .gated = false, .times = 4, .in_matmul = false},
+    {.kind = MlpKind::gelu, .name = "gelu", .gated = false, .times = 4, .in_matmul = true, .of_experts = true},
+    {.kind = MlpKind::swiglu,
+     .name = "swiglu",
+     .gated = true,
+     .times = 8,
+     .over = 3,
+     .unit = 256,
+     .in_matmul = false,
+     .of_experts = true},
+    {.kind = MlpKind::relu2, .name = "relu2", .gated = false, .times = 4, .in_matmul = false, .of_experts = false},
 };
-static_assert(mlp_kinds[0].kind == MlpKind{0} && mlp_kinds[1].kind == MlpKind{1} &&
-              mlp_kinds[2].kind == MlpKind{2});
+static_assert(mlp_kinds[0].kind == MlpKind{0} && mlp_kinds[1].kind == MlpKind{1} && mlp_kinds[2].kind == MlpKind{2});
 
 struct NamedSize {
     const char* name;
@@ -214,7 +220,8 @@ std::vector<ModelField> make_fields() {
           {"learned", "rotary"}, false);
     std::vector<const char*> mlp_names;
     for (const MlpTraits& kind : mlp_kinds) mlp_names.push_back(kind.name);
-    named(field<&Config::mlp>("mlp", "mlp", "the MLP's activation: GELU, as in GPT-2, SwiGLU, as in Llama, or squared ReLU"),
+    named(field<&Config::mlp>("mlp", "mlp",
+                              "the MLP's activation: GELU, as in GPT-2, SwiGLU, as in Llama, or squared ReLU"),
           mlp_names, false);
     named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
     named(field<&Config::qk_norm>("qk-norm", "qk_norm",
@@ -440,7 +447,8 @@ void check_model_config(const ModelConfig& c) {
             "--experts-per-token must be at most --experts.");
     require(!experts || c.norm_position == NormPosition::before, "experts with --norm-position after",
             "Experts go with norms before sublayers.");
-    require(!experts || c.mlp != MlpKind::relu2, "experts with --mlp relu2", "Experts go with --mlp gelu or swiglu.");
+    require(!experts || traits_of(c.mlp).of_experts, text("experts with --mlp ", traits_of(c.mlp).name),
+            "Experts go with --mlp gelu or swiglu.");
     require(!experts || (c.expert_width() > 0 && c.expert_width() % 8 == 0),
             text("experts of width ", c.expert_width()), "--expert-width must be a multiple of 8.");
     require(

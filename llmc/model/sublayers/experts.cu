@@ -54,15 +54,6 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
     return rows;
 }
 
-bool Experts::gated() const {
-    switch (model().mlp) {   // the activations that llmc/kernels/experts has
-        case MlpKind::gelu: return false;
-        case MlpKind::swiglu: return true;
-        case MlpKind::relu2: break;   // refused by check_model_config
-    }
-    ENSURE(false, "no expert has the activation ", traits_of(model().mlp).name);
-}
-
 Experts::Experts(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
       norm_(tools, parameters, "ln_2", layer),
@@ -97,8 +88,9 @@ GroupedShape Experts::grouped(const ExpertsActivations& a, const Matrices& matri
 }
 
 ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, int tokens) const {
-    return {a.hidden, dealt() ? a.held_weight : a.weight, dealt() ? nullptr : a.source, held_rows(a, tokens), out_.in,
-            gated()};
+    return {
+        a.hidden,       dealt() ? a.held_weight : a.weight, dealt() ? nullptr : a.source, held_rows(a, tokens), out_.in,
+        model().gated()};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -187,7 +179,7 @@ void Experts::activate(const ExpertsActivations& a, int tokens) const {
 void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
     const int S = shared_out_->in_channels();
     floatX* const out = a.shared_activated;
-    if (gated()) return swiglu_forward<floatX>(out, a.shared_hidden, tokens, S, tools_.stream);
+    if (model().gated()) return swiglu_forward<floatX>(out, a.shared_hidden, tokens, S, tools_.stream);
     gelu_forward<floatX>(out, a.shared_hidden, std::int64_t{tokens} * S, tools_.stream);
 }
 
@@ -284,7 +276,7 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dout, const Sublay
     const int S = shared_out_->in_channels(), count = rows();
     floatX *const dhidden = a.shared_hidden, *const dactivated = scratch_.shared_dactivated;
     shared_out_->backward_input(dactivated, args.dresidual, count, tools_.stream);
-    if (gated()) {
+    if (model().gated()) {
         swiglu_backward<floatX>(dhidden, dactivated, dhidden, count, S, tools_.stream);
     } else {
         gelu_backward<floatX>(dhidden, dactivated, dhidden, std::int64_t{count} * S, tools_.stream);

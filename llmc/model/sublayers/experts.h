@@ -48,7 +48,6 @@ private:
     int experts() const { return static_cast<int>(model().experts); }
     int chosen() const { return static_cast<int>(model().experts_per_token()); }
     int rows() const { return tools_.sizes.residual_rows(); }
-    bool gated() const;
     RouterKind router_kind() const;
     Matrices matrices(const ModelState<floatX>& parameters, const char* name, int of_experts) const;
     // True if experts are dealt out. held_rows(): rows of this rank's experts, then from all these ranks, else from
