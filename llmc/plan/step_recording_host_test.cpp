@@ -229,10 +229,14 @@ TEST_CASE("plan: the memory that is counted is what ranks allocate, with every v
             for (const double value : values_to_try(field, plain)) {
                 ModelConfig wanted = plain;
                 field.set(wanted, value);
+                if (wanted.rope_scaling != RopeScaling::none && wanted.rope_factor == 1) wanted.rope_factor = 8;
+                const ModelConfig usual = run_of(layout).config;
                 INFO(std::string(layout.name), ", ", std::string(field.name), " ", field.value_of(wanted));
                 const PlannedRun run = run_of(layout, [&](Options& o) {
                     o.layers = 2;
-                    if (plain.experts > 0) o.architecture["experts"] = static_cast<double>(plain.experts);
+                    for (const ModelField& other : model_fields()) {
+                        if (!other.basic && !other.same(wanted, usual)) o.architecture[other.name] = other.get(wanted);
+                    }
                     o.architecture[field.name] = value;
                 });
                 CHECK(field.get(run.config) == value);

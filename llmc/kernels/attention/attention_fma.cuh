@@ -271,7 +271,8 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
         load_tile<Tile::columns, D>(v_tile, v, first_key, keys, shape.HS);
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots], dprobabilities[Tile::row_slots][Tile::column_slots];
-        constexpr int channels_at_once = GROUPED || DOCUMENTS ? 1 : 2;   // registers are scarce
+        // registers are scarce; masks of documents change no bit, so as many without them
+        constexpr int channels_at_once = GROUPED || D > 64 ? 1 : 2;
         dot_products<D, channels_at_once>(scores, q_tile, k_tile);
         dot_products<D, channels_at_once>(dprobabilities, dout_tile, v_tile);
 #pragma unroll
