@@ -115,7 +115,7 @@ step() {   # PART NAME SECONDS PROGRAM COMMAND...: COMMAND needs PROGRAM
 }
 build() {   # PARTS PRECISION NAME TARGETS...: for the first of PARTS that is asked for
     wanted "$1" || return 0
-    local make=(make --no-print-directory DEVICE=cuda PRECISION="$2" WARNINGS= NO_SPILLS='-Xptxas --warn-on-spills' PTXAS_NOTES='dev/tools/ptxas_notes.sh warning') target
+    local make=(make --no-print-directory DEVICE=cuda PRECISION="$2" WARNINGS= PTXAS=warning) target
     run "build $3" 530 "${make[@]}" -k -j"$(nproc)" "${@:4}" && return
     for target in "${@:4}"; do "${make[@]}" -q "$target" >/dev/null 2>&1 || unbuilt+=("$target"); done
 }

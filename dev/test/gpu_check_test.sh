@@ -174,7 +174,7 @@ verdict $? "the compiler's own folder is not named: $found"
 flags_of() {   # RELEASE of nvcc: its flags, and what ptxas's notes are
     program nvcc "echo 'Cuda compilation tools, release $1, V$1.88'"
     make --no-print-directory DEVICE=cuda NVCC="$work/nvcc" CUDA_HOME=$toolkit \
-        --eval 'show: ; @echo $(NVCC_FLAGS) notes: $(if $(IS_TUNED_NVCC),error,warning)' show
+        --eval 'show: ; @echo $(NVCC_FLAGS) notes: $(PTXAS)' show
 }
 tuned=$(sed -n 's/^TUNED_NVCC := //p' dev/tools/cuda.mk)
 [[ "$(flags_of "$tuned")" == *--warning-as-error*error ]] && [[ "$(flags_of "$tuned")" == *'-Werror all-warnings'* ]]
@@ -182,6 +182,16 @@ verdict $? "nvcc $tuned: spills, notes and warnings are errors: $(flags_of "$tun
 for release in 12.8 13.1 130.0; do
     [[ "$(flags_of $release)" == *--warn-on-spills*warning && "$(flags_of $release)" != *rror* ]]
     verdict $? "nvcc $release: they are warnings: $(flags_of $release)"
+done
+[[ "$(PTXAS=warning flags_of "$tuned")" == *--warn-on-spills*warning && "$(PTXAS=warning flags_of "$tuned")" != *warning-as-error* ]]
+verdict $? "PTXAS=warning makes them warnings"
+for test in llmc/kernels/gelu_test.cu llmc/kernels/attention/attention_hopper.cu; do   # what holds for single files stays
+    command=$(make -n DEVICE=cuda PTXAS=warning WARNINGS= NVCC="$work/nvcc" CUDA_HOME=$toolkit -W $test build/cuda/obj/$test.o 2>/dev/null | grep -m1 -e "-c $test")
+    case $test in
+        *_test.cu) [ -n "$command" ] && [[ "$command" != *spills* && "$command" != *ptxas_notes* ]] ;;
+        *) [[ "$command" == *'ptxas_notes.sh warning '*spills* ]] ;;
+    esac
+    verdict $? "PTXAS=warning, $test: $command"
 done
 mkdir -p $pip/cuda_runtime/lib && touch $pip/cuda_runtime/lib/libcudart.so.12
 found=$(make --no-print-directory DEVICE=cuda CUDA_HOME=$work/none NVCC=$toolkit/bin/nvcc PIP_NVIDIA=$pip --eval 'show: ; @echo $(CUDA_LIBRARIES)' show)

@@ -18,7 +18,7 @@ CU
 # the build's own command for a kernel's file, with another source
 source=llmc/kernels/matmul/bias_gradient.cu
 for arch in "${@:-90a}"; do
-    command=$(make -n DEVICE=cuda PRECISION=bf16 CUDA_ARCHS=$arch -W $source build/cuda/obj/$source.o 2>/dev/null | grep -m1 -E "nvcc .*-c $source")
+    command=$(make -n DEVICE=cuda PRECISION=bf16 PTXAS=error CUDA_ARCHS=$arch -W $source build/cuda/obj/$source.o 2>/dev/null | grep -m1 -E "nvcc .*-c $source")
     for blocks in 1 2; do
         ${command%% -MMD*} -DBLOCKS=$blocks -c "$work/kernel.cu" -o "$work/kernel.o" >"$work/log" 2>&1
         status=$?
