@@ -163,10 +163,11 @@ for layout in "1 --experts 8" "2 --experts 8 --ep 2 --router sigmoid --recompute
     # shellcheck disable=SC2086   # words
     force $layout --force-balance 1
     verdict $? "--force-balance 1 on $layout: $(tail -n 3 "$work/forced.log")"
-    [ "$(grep -c 'experts 1.00-1.00, entropy 1.000' "$work/forced.log")" -eq 3 ]
+    [ "$(grep -c 'experts 1.00-1.00, entropy 1.000' "$work/forced.log")" -eq 3 ] &&
+        grep -q 'choice of experts  *| in turn' "$work/forced.log"
     verdict $? "an even load on $layout: $(grep step "$work/forced.log")"
 done
-force 1 --experts 8 && ! grep -q 'experts 1.00-1.00' "$work/forced.log"
+force 1 --experts 8 && ! grep -qE 'experts 1.00-1.00|choice of experts' "$work/forced.log"
 verdict $? "the router's own load: $(grep step "$work/forced.log")"
 for kept in "--output-dir $work/experts --resume" "--output-dir $work/forced"; do
     # shellcheck disable=SC2086   # words

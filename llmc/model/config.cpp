@@ -418,6 +418,15 @@ ModelConfig custom_model_config(std::int64_t layers, std::int64_t heads, std::in
     return config;
 }
 
+// Returns the names of the kinds of MLP that experts have: "a or b".
+static std::string mlps_of_experts() {
+    std::string names;
+    for (const MlpTraits& kind : mlp_kinds) {
+        if (kind.of_experts) names += text(names.empty() ? "" : " or ", kind.name);
+    }
+    return names;
+}
+
 void check_model_config(const ModelConfig& c) {
     auto require = [&](bool holds, const std::string& found, const std::string& hint) {
         if (!holds) throw Error(ErrorKind::usage, "not a model: " + found, hint);
@@ -448,7 +457,7 @@ void check_model_config(const ModelConfig& c) {
     require(!experts || c.norm_position == NormPosition::before, "experts with --norm-position after",
             "Experts go with norms before sublayers.");
     require(!experts || traits_of(c.mlp).of_experts, text("experts with --mlp ", traits_of(c.mlp).name),
-            "Experts go with --mlp gelu or swiglu.");
+            text("Experts go with --mlp ", mlps_of_experts(), "."));
     require(!experts || (c.expert_width() > 0 && c.expert_width() % 8 == 0),
             text("experts of width ", c.expert_width()), "--expert-width must be a multiple of 8.");
     require(

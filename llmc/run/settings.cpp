@@ -74,6 +74,7 @@ void asked(Table& table, const Options& o) {
     table.row("weight decay", real(o.weight_decay));
     if (o.z_loss > 0) table.row("z-loss", real(o.z_loss));
     if (o.capacity_factor > 0) table.row("expert capacity", text(real(o.capacity_factor), " x an even share"));
+    if (o.force_balance) table.row("choice of experts", "in turn, for measuring alone");
     table.row("gradient clipping", real(o.grad_clip));
     if (o.ema > 0) table.row("average of weights", real(o.ema));
     table.row("skip update loss z", real(o.skip_loss_z));

@@ -144,7 +144,8 @@ StepResult Step::result() const {
         const std::vector<std::int32_t> counts = stage_.expert_counts().download(stage_.stream());
         result.experts = expert_load(counts, experts);
         result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
-        const std::vector<std::int32_t> dropped = stage_.dropped().download(stage_.stream());
+        std::vector<std::int32_t> dropped;
+        if (stage_.dropped().size() > 0) dropped = stage_.dropped().download(stage_.stream());
         result.experts->dropped = dropped_share(dropped, counts);
         if (fullest_ranks_.size() > 0) {
             const RankLayout& place = stage_.storage().place();

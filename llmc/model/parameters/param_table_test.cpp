@@ -144,6 +144,17 @@ TEST_CASE("param_table: initialisation, decay and orientation are GPT-2's") {
     }
 }
 
+TEST_CASE("param_table: Muon makes updates of all matrices of layers orthogonal, experts' too") {
+    ModelConfig mixture = model_config("llama:125M");
+    mixture.experts = 4, mixture.shared_experts = 1;
+    for (const ModelConfig& config : {model_config("llama:125M"), mixture}) {
+        for (const ParamInfo& param : ParamTable(config).all()) {
+            INFO(param.name);
+            CHECK(param.orthogonal == (param.is_matrix() && param.layer >= 0));
+        }
+    }
+}
+
 TEST_CASE("param_table: random keys follow from names, and no two tensors have one key") {
     // the names of every model that the program knows are among those of its deepest one, and the untied head's
     const ParamTable deepest(model_config("d1000"));

@@ -1,5 +1,6 @@
 #include "llmc/model/sublayers/experts.h"
 
+#include "llmc/base/ensure.h"
 #include "llmc/kernels/experts/capacity.cuh"
 #include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
@@ -62,6 +63,9 @@ Experts::Experts(const StageTools& tools, const ModelState<floatX>& parameters, 
       in_(matrices(parameters, "mlp.experts.c_fc.weight", experts())),
       out_(matrices(parameters, "mlp.experts.c_proj.weight", experts())),
       scratch_(tools.workspace.layer.experts) {
+    const MlpKind kind = model().mlp;
+    ENSURE(traits_of(kind).of_experts && (kind == MlpKind::gelu || kind == MlpKind::swiglu),
+           "experts know GELU and SwiGLU, not MLP kind ", traits_of(kind).name);
     if (model().shared_experts == 0) return;
     auto linear = [&](const char* name) {
         return Linear(tools_.matmul, parameters, parameters.index(name, layer), -1);
