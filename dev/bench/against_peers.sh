@@ -6,8 +6,9 @@
 #   dev/bench/against_peers.sh --llama [--shape BxT]... [--rounds N]
 #
 # Prints a table in Markdown: tokens per second, the median step with the least and the most, and ratios. A row comes as
-# soon as its program has had its last turn; each turn before that is a line on stderr. A program's first step is not
-# counted. Default: --shape 4x64 --rounds 3, a few minutes; 8x1024 takes llm.c minutes a step.
+# soon as its program has had its last turn, with ratios to programs that had theirs; each turn before that is a line on
+# stderr. A program's first step is not counted. Default: --shape 4x64 --rounds 3, a few minutes; 8x1024 takes llm.c
+# minutes a step.
 #
 # DIR is a checkout of llm.c whose train_gpt2.c you have made settable and built (make train_gpt2). This script neither
 # changes nor builds it. Three lines of its main() differ:
@@ -57,7 +58,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # where llm.c looks, from its working folder
 data=$work/dev/data/tinyshakespeare
-mkdir -p "$data" "$work/times"
+mkdir -p "$data" "$work/turns" "$work/times"   # of programs that have turns to come, and of those that had their last
 find /usr/include -name '*.h' | LC_ALL=C sort >"$work/files"
 "$build/cpu/tokenize" --quiet --tokenizer bytes --files-from "$work/files" --max-bytes 2MB --val-tokens 100000 \
     --output "$work/tokens" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 70; }
@@ -108,7 +109,7 @@ row() {   # PROGRAM PRECISION
             "$(wc -l <"$times")") | $(ratio "$ms" "$against") | $(ratio "$ms" "$work/times/PyTorch $2") |"
 }
 
-# in the order of turns; ratios are to those before
+# in the order of turns
 programs=()
 [ -z "$llmc" ] || programs+=('llm.c fp32')
 for precision in fp32 bf16; do
@@ -120,15 +121,16 @@ for precision in fp32 bf16; do
 done
 for shape in "${shapes[@]}"; do
     B=${shape%x*} T=${shape#*x}
-    rm -f "$work"/times/*
+    rm -f "$work"/turns/* "$work"/times/*
     for ((round = 1; round <= rounds; round++)); do
         for name in "${programs[@]}"; do
             steps_of "${name% *}" "${name#* }" | tail -n +2 >"$work/turn"   # without the first step
             [ -s "$work/turn" ] || { echo "$name of ${B}x$T made no step" >&2; exit 70; }
-            cat "$work/turn" >>"$work/times/$name"
+            cat "$work/turn" >>"$work/turns/$name"
             if [ "$round" -lt "$rounds" ]; then
                 echo "(${B}x$T, turn $round of $rounds, $name: $(median "$work/turn") ms)" >&2
             else
+                mv "$work/turns/$name" "$work/times"
                 row "${name% *}" "${name#* }"
             fi
         done

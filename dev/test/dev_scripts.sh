@@ -119,6 +119,9 @@ check "what is left out is said" grep -qx '(PyTorch in bf16 is left out: this pr
 peers 0 with_bf16 none --rounds 1 --llama
 rows 'transformers fp32 [1.00x] []' 'PyTorch fp32 [1.00x] [1.00x]' 'train_gpt fp32 [2.00x] [2.00x]' \
     'transformers bf16 [1.00x] []' 'PyTorch bf16 [1.00x] [1.00x]' 'train_gpt bf16 [2.00x] [2.00x]'
+cp "$work/rows" "$work/one_round"
+peers 0 with_bf16 none --rounds 2 --llama
+check "no ratio to a program with a turn to come" cmp "$work/rows" "$work/one_round"
 peers 0 avx2 none --rounds 1 --llama
 rows 'transformers fp32 [1.00x] []' 'PyTorch fp32 [1.00x] [1.00x]' 'train_gpt fp32 [2.00x] [2.00x]' 'train_gpt bf16 [] []'
 peers 1 with_bf16 'precision bf16' --rounds 1

@@ -356,7 +356,9 @@ private:
             if (ranks == 1) return;
             const int nodes = nodes_of(ranks, stride);
             const double travel = bytes / machine_.link(nodes).bytes_per_second;
-            result.groups[name] = {{ranks, nodes}, bytes, std::max(seconds, travel), exposed};
+            GroupTime& group = result.groups[name];   // experts may be dealt out to the ranks of another axis
+            group.size = {ranks, nodes};
+            group.bytes += bytes, group.seconds += std::max(seconds, travel), group.exposed += exposed;
         };
         add("tp", mesh_.tp, 1, layers * layer.tensor_bytes, layers * layer.tensor_exposed(),
             layers * layer.tensor_seconds);
@@ -425,7 +427,7 @@ private:
             const double beside = std::max(0.0, travel - times * layers * layer.tensor_slack);
             exposed = std::max(exposed, beside + (o_.zero == 3 ? gather : 0) + between);
         }
-        GroupTime& group = result.groups[group_name(mesh_, zero_axes)];   // experts may be dealt out to the same ranks
+        GroupTime& group = result.groups[group_name(mesh_, zero_axes)];
         group.size = {ranks, nodes};
         group.bytes += reduced + gathered + traffic.replicas;
         group.seconds += reduce + gather + between, group.exposed += exposed;

@@ -47,3 +47,27 @@ TEST_CASE("plan: the fewest devices that hold a run: so many do, half of them do
     o.model = "gpt2:124M", o.seq_len = 1024;
     CHECK(fewest_devices(o, machine, 64) == 1);
 }
+
+TEST_CASE("plan: the fewest devices are found with every --ep and --cp, and need not be as many as --ep") {
+    const Machine machine = known_machine("H100");
+    Options o;
+    o.layers = 2, o.heads = 12, o.channels = 768, o.vocab_size = 50257, o.seq_len = 768, o.micro_batch = 1;
+    o.architecture = {{"experts", 24}, {"experts-per-token", 2}, {"expert-width", 256}};
+    for (const int ep : {1, 2, 3, 6, 8, 24}) {
+        CAPTURE(ep);
+        o.ep = ep;
+        CHECK(fewest_devices(o, machine, 64) == 1);
+    }
+    o.ep = 1;
+    for (const int cp : {2, 3, 6}) {
+        CAPTURE(cp);
+        o.cp = cp;
+        CHECK(fewest_devices(o, machine, 64) == cp);
+    }
+    o.cp = 1, o.layers = 40, o.channels = 5120, o.heads = 40;   // too large for one
+    const std::optional<int> fewest = fewest_devices(o, machine, 64);
+    REQUIRE(fewest.has_value());
+    CHECK(*fewest > 1);
+    o.ep = 3;   // divides no power of two
+    CHECK(fewest_devices(o, machine, 64) == fewest);
+}

@@ -52,6 +52,16 @@ void settle_recompute(PlannedRun& run, double memory_bytes) {
     }
 }
 
+// Returns true if the options allow a --zero-group of at most `most` ranks.
+bool has_zero_group(const Plan& plan, int most) {
+    const MeshShape& mesh = plan.run.mesh;
+    if (plan.run.options.zero == 0 || mesh.ep > 1) return false;
+    for (int ranks = 2; ranks <= most; ranks++) {
+        if (mesh.dp * mesh.cp % ranks == 0) return true;
+    }
+    return false;
+}
+
 std::vector<std::string> warnings_of(const Plan& plan) {
     const Options& o = plan.run.options;
     const StepTime& step = plan.step;
@@ -86,8 +96,9 @@ std::vector<std::string> warnings_of(const Plan& plan) {
         if (layer < filled) {
             warnings.push_back(
                 formatted("--zero 3 gathers layers of %.2f MB, less than what %d ranks' latency costs on "
-                          "these links (%.2f MB): --zero 2, or a smaller --zero-group",
-                          1e-6 * layer, shards, 1e-6 * filled));
+                          "these links (%.2f MB): --zero 2%s",
+                          1e-6 * layer, shards, 1e-6 * filled,
+                          has_zero_group(plan, shards - 1) ? ", or a smaller --zero-group" : ""));
         }
     }
     if (o.pp == 1 && o.micro_steps() > 1 && o.micro_steps() % 2 == 0 &&
@@ -103,7 +114,7 @@ std::vector<std::string> warnings_of(const Plan& plan) {
 // Returns what makes the largest line of memory smaller.
 std::string relief_of_memory(const Plan& plan, const std::string& line) {
     const Options& o = plan.run.options;
-    const std::string smaller = "a smaller --micro-batch";
+    const std::string smaller = o.micro_batch > 1 ? "a smaller --micro-batch" : "a shorter --seq-len";
     if (line == "activations")
         return o.recompute == Recompute::block ? smaller + ", or --cp" : "--recompute block, or " + smaller;
     int cuts = 0;   // the stage of ZeRO that cuts it
@@ -115,13 +126,30 @@ std::string relief_of_memory(const Plan& plan, const std::string& line) {
     return plan.run.mesh.shards() > 1 ? text("--zero ", cuts) : text("--tp or --pp, or --dp with --zero ", cuts);
 }
 
-std::string relief_of_group(const std::string& group) {
-    if (group == "tp") return "a smaller --tp, or larger micro-batches";
-    if (group == "pp") return "a smaller --pp";
-    if (group == "all") return "a larger --total-batch";
-    if (group == "ep") return "a smaller --ep, within a node";
-    if (group.starts_with("cp")) return "a smaller --cp, or longer sequences";
-    return "a larger --total-batch, a smaller --zero, or --zero-group within a node";
+// Returns what makes the traffic of a group of ranks smaller, or hides more of it; only what the options allow.
+std::string relief_of_group(const Plan& plan, const std::string& name) {
+    const Options& o = plan.run.options;
+    const MeshShape& mesh = plan.run.mesh;
+    auto is = [&](AxisSet axes) { return name == group_name(mesh, axes); };
+    if (name == "pp") return "a smaller --pp";
+    if (name.starts_with("cp ")) return "a smaller --cp, or longer sequences";   // the exchange of keys and values
+    std::vector<std::string> ways;
+    if (mesh.ep > 1 && is({Axis::ep})) ways.push_back("a smaller --ep");
+    if (name == "tp") ways.insert(ways.end(), {"a smaller --tp", "larger micro-batches"});
+    const bool zero = is(zero_axes) || (mesh.ep > 1 && is(holder_axes));
+    if (zero || is(replica_axes) || ways.empty()) ways.push_back("a larger --total-batch");
+    if (zero) {
+        if (o.zero > 1) ways.push_back("a smaller --zero");   // --zero 1 sends as much as 0
+        const int node = plan.machine.devices_per_node;
+        if (mesh.shards() * mesh.tp > node && has_zero_group(plan, node / mesh.tp)) {
+            ways.push_back("--zero-group within a node");
+        }
+    }
+    std::string all;
+    for (std::size_t i = 0; i < ways.size(); i++) {
+        all += text(i == 0 ? "" : i + 1 == ways.size() ? ", or " : ", ", ways[i]);
+    }
+    return all;
 }
 
 }   // namespace
@@ -136,7 +164,7 @@ std::vector<Limit> all_limits(const Plan& plan) {
         const double share = group.exposed / plan.step.seconds;
         if (group.exposed <= 0) continue;
         limits.push_back({formatted("links of group %s, exposed for %.1f%% of a step", name.c_str(), 100 * share),
-                          share / kAllowedIdle, relief_of_group(name)});
+                          share / kAllowedIdle, relief_of_group(plan, name)});
     }
     if (plan.run.mesh.pp > 1) {
         limits.push_back({formatted("the bubble, %.1f%% of the time", 100 * plan.step.bubble_share),

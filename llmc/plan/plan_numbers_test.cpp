@@ -160,3 +160,43 @@ TEST_CASE("plan: the nearest limits, of memory, links and bubble, with what reli
     CHECK(relief("activations", 0, 4, Recompute::block) == "a smaller --micro-batch, or --cp");
     CHECK(relief("workspace", 0, 4, Recompute::none) == "a smaller --micro-batch");
 }
+
+TEST_CASE("plan: what relieves a limit is an option that the run can take") {
+    auto relief = [](const MeshShape& mesh, int zero, const std::string& group) {
+        Plan plan = made_plan({{"parameters", 1}}, {{group, 0.1}}, 0);
+        plan.machine.devices_per_node = 8;
+        plan.run.mesh = mesh, plan.run.options.zero = zero;
+        return all_limits(plan).front().relief;
+    };
+    const std::string batch = "a larger --total-batch";
+    CHECK(relief({.dp = 4}, 0, "dp") == batch);   // no --zero-group with --zero 0, and nothing smaller
+    CHECK(relief({.dp = 4}, 1, "dp") == batch);
+    CHECK(relief({.dp = 4}, 2, "dp") == batch + ", or a smaller --zero");
+    CHECK(relief({.dp = 16}, 0, "dp") == batch);
+    CHECK(relief({.dp = 16}, 1, "dp") == batch + ", or --zero-group within a node");
+    CHECK(relief({.dp = 16}, 3, "dp") == batch + ", a smaller --zero, or --zero-group within a node");
+    CHECK(relief({.dp = 16, .ep = 4}, 1, "dp") == batch);   // no --zero-group with --ep
+    CHECK(relief({.dp = 17}, 1, "dp") == batch);            // none divides
+    CHECK(relief({.dp = 16, .tp = 8}, 1, "dp") == batch);   // nor is inside a node
+    CHECK(relief({.dp = 16, .zero_group = 8}, 3, "shard") == batch + ", or a smaller --zero");
+    CHECK(relief({.dp = 16, .zero_group = 8}, 3, "replica") == batch);
+
+    CHECK(relief({.cp = 4}, 0, "cp ring") == "a smaller --cp, or longer sequences");
+    CHECK(relief({.cp = 4}, 2, "cp") == batch + ", or a smaller --zero");   // ZeRO's
+    CHECK(relief({.dp = 2, .cp = 4}, 2, "dp_cp") == batch + ", or a smaller --zero");
+    CHECK(relief({.tp = 4}, 0, "tp") == "a smaller --tp, or larger micro-batches");
+    CHECK(relief({.dp = 2, .tp = 4}, 3, "dp_tp") == batch);   // of the norm
+
+    CHECK(relief({.dp = 8, .ep = 2}, 2, "ep") == "a smaller --ep");
+    CHECK(relief({.dp = 8, .ep = 2}, 2, "holder") == batch + ", or a smaller --zero");
+    CHECK(relief({.dp = 8, .ep = 8}, 2, "dp") == "a smaller --ep, " + batch + ", or a smaller --zero");
+    CHECK(relief({.cp = 4, .ep = 4}, 0, "cp") == "a smaller --ep, or " + batch);
+    CHECK(relief({.dp = 2, .tp = 4, .ep = 4}, 0, "tp") == "a smaller --ep, a smaller --tp, or larger micro-batches");
+    CHECK(relief({.dp = 2, .cp = 2, .tp = 2, .ep = 4}, 0, "cp_tp") == "a smaller --ep");
+
+    Plan plan = made_plan({{"activations", 90}}, {}, 0);
+    plan.run.options.micro_batch = 1;
+    CHECK(all_limits(plan).front().relief == "--recompute block, or a shorter --seq-len");
+    plan.run.options.recompute = Recompute::block;
+    CHECK(all_limits(plan).front().relief == "a shorter --seq-len, or --cp");
+}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "llmc/base/log.h"
 #include "llmc/plan/all_cores.h"
@@ -133,13 +134,13 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
 }
 
 std::optional<int> fewest_devices(const Options& asked, const Machine& machine, int most) {
-    for (int ranks = 1; ranks <= most; ranks *= 2) {
+    for (int ranks = asked.cp; ranks <= most; ranks *= 2) {
         for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp *= 2) {
             for (int pp = 1; tp * asked.cp * pp <= ranks; pp *= 2) {
                 if (ranks % (tp * asked.cp * pp) != 0) continue;
                 const int dp = ranks / (tp * asked.cp * pp);
                 Options options = asked;
-                options.zero_group = 0;
+                options.zero_group = 0, options.ep = std::gcd(asked.ep, dp * asked.cp * tp);
                 options.total_batch = std::int64_t{pp} * dp * options.micro_batch * options.seq_len;
                 options.batch_schedule.clear();
                 const std::optional<PlannedRun> run =

@@ -31,9 +31,10 @@ struct Candidate {
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks, int wanted = 6,
                                       int replays = 4, const std::function<bool(const Options&)>& is_allowed = {});
 
-// Returns the fewest devices (a power of two, at most `most`) that hold the run in some layout of --tp, --pp, --zero 3
-// and --recompute block; nothing if none do. Micro-batches keep their size; a step has --pp of them per data-parallel
-// rank.
+// Returns the fewest devices (--cp times a power of two, at most `most`) that hold the run in some layout of --tp,
+// --pp,
+// --zero 3 and --recompute block; nothing if none do. Each layout has the largest divisor of --ep that divides a
+// stage's ranks. Micro-batches keep their size; a step has --pp of them per data-parallel rank.
 std::optional<int> fewest_devices(const Options& options, const Machine& machine, int most);
 
 // Returns a line per candidate, with the reason why it loses against the first.

@@ -123,6 +123,21 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("plan: traffic of experts adds to that of tensor parallelism where both have the same ranks") {
+    Options o = mixture(8, 16, 2);
+    o.dp = 4, o.tp = 2, o.zero = 1, o.ep = 4;
+    const auto [replayed, formula] = both_times(o, known_machine("H100"));
+    o.ep = 2;
+    const auto [replayed_same, formula_same] = both_times(o, known_machine("H100"));
+    for (const auto& [apart, same] : {std::pair{formula, formula_same}, {replayed, replayed_same}}) {
+        CHECK(!same.groups.contains("ep"));
+        const double experts = apart.groups.at("ep").bytes * (1.0 / 2) / (3.0 / 4);   // (ep - 1) / ep of all rows
+        CHECK(same.groups.at("tp").bytes == doctest::Approx(apart.groups.at("tp").bytes + experts).epsilon(0.01));
+    }
+    CHECK(formula_same.groups.at("tp").seconds > formula.groups.at("tp").seconds);
+    CHECK(formula_same.groups.at("tp").exposed > formula.groups.at("tp").exposed);
+}
+
 TEST_CASE("plan: the layout that is chosen is within 5% of the best of all, closed forms within 10% of replays") {
     compare("gpt3:1300M", 8, known_machine("H100"));
 }

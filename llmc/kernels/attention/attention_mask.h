@@ -63,20 +63,22 @@ struct AttentionMask {
         return to;
     }
 
-    // Return true only if no query of the tile sees any of its keys, which are not past the end (not always then: the
-    // last queries may begin after the keys that the first ones end before); and if every query sees all.
+    // Returns true only if no query of the tile sees a key of it. May return false although none does: at keys past the
+    // end, or where the last queries begin after the keys that the first ones see.
     __host__ __device__ bool sees_none(const ScoreTile& tile) const {
         return tile.first_key > tile.first_query + tile.queries - 1 + diagonal ||
                begins_after(tile.first_query, tile.first_key + tile.keys - 1);
     }
+    // Returns true if every query of the tile sees every key of it.
     __host__ __device__ bool sees_all(const ScoreTile& tile) const {
         const int last_key = tile.first_key + tile.keys - 1;
         return last_key < keys && last_key <= tile.first_query + diagonal &&
                !begins_after(tile.first_query + tile.queries - 1, tile.first_key);
     }
 
-    // Return true if every query sees every key; if query i sees the keys 0 .. i, as plain causal attention does.
+    // Returns true if every query of the sequence sees every key.
     __host__ __device__ bool is_full() const { return sees_all({0, queries, 0, keys}); }
+    // Returns true if query i sees the keys 0 .. i, as plain causal attention does.
     __host__ __device__ bool is_triangle() const { return diagonal == 0 && first_keys == nullptr; }
 };
 

@@ -1,9 +1,9 @@
 // Forward attention on tensor cores, bf16 in, fp32 sums.
 //
 // A block of 4 warps keeps 128 queries, 32 a warp (above D = 128: half as many), and streams keys and values in tiles
-// of 64 (from D = 128 on: 32) through a ring of buffers filled by asynchronous copies (FlashAttention-2, Dao 2023,
-// algorithm 1). Tiles of keys that no query of the block sees are never loaded; a warp whose own queries see nothing of
-// a tile skips it; only tiles of which it sees a part are masked.
+// of 64 (from D = 128 on: 32, with documents 16) through a ring of buffers filled by asynchronous copies
+// (FlashAttention-2, Dao 2023, algorithm 1). Tiles of keys that no query of the block sees are never loaded; a warp
+// whose own queries see nothing of a tile skips it; only tiles of which it sees a part are masked.
 #pragma once
 
 #include "llmc/kernels/attention/attention_mma.cuh"

@@ -134,6 +134,7 @@ TEST_CASE("attention: bf16 inputs with fp32 results") {
     check_own<bf16, float>(self_attention_shape(1, 70, 4, 64, true, 2), Layout::packed);
     check_own<bf16, float>(shape_of(2, 2, 70, 70, 64, true), Layout::packed);
     check_own<bf16, float>(shape_of(1, 2, 50, 90, 128, false), Layout::spaced);
+    check_documents([](const AttentionShape& shape) { check_own<bf16, float>(shape, Layout::packed); });
 }
 
 TEST_CASE_TEMPLATE("attention: queries that see no key give zeros and lse -infinity", T, float, bf16) {

@@ -254,6 +254,8 @@ void check_documents(Check check) {
     };
     for (const int HS : {32, 64, 128, 256}) with(self_attention_shape(3, HS > 128 ? 60 : 210, 2, HS));
     with(self_attention_shape(2, 300, 4, 64, true, 2));
+    with(self_attention_shape(1, 210, 4, 128, true, 2));
+    with(self_attention_shape(1, 70, 2, 256, true, 2));
     AttentionShape later = self_attention_shape(3, 100, 2, 32);   // a block of a ring: keys before the queries
     later.q0 = 110, later.Tk = 70, later.causal = false;
     with(later);
