@@ -39,7 +39,7 @@ void StepReporter::report(const StepBatch& batch, const StepResult& result, cons
     const Stage& stage = parts_.step.stage();
     if (peak_.per_second > 0) {
         record.mfu = share_of_peak(peak_, record.tokens_per_s * flops_per_token(stage.config(), batch.length()) /
-                                              stage.storage().place().mesh.size());
+                                              (stage.storage().place().mesh.size() * stage.options().replicas));
     }
     record.step_ms = 1e3 * seconds_;
     record.waiting = slowest_rank_.step_ended(seconds_);
