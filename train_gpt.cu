@@ -104,7 +104,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Agreement agreement(arena, groups.everyone(), &world, signals,
                         stream.get());   // ranks may arrive at different times
     const std::vector<std::string> hosts = agreement.gather(own_host_name());
-    record_run(asked, inputs, state ? state->step : 0, hosts, groups.all, log);
+    record_run(asked, inputs, state ? state->step : 0, hosts, groups.everyone(), log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step, options.tensorboard);
     metrics.tell("start", told_start(arena, inputs.max_steps));

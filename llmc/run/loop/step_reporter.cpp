@@ -17,7 +17,7 @@ StepReporter::StepReporter(const TrainerParts& parts)
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena) {}
 
 void StepReporter::passes_begin() {
-    const bool writes_records = parts_.groups.all == nullptr || parts_.groups.all->rank() == 0;
+    const bool writes_records = parts_.groups.everyone() == nullptr || parts_.groups.everyone()->rank() == 0;
     if (writes_records) exposed_waits_.step_begins();
     slowest_rank_.step_begins();
 }
