@@ -118,13 +118,17 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
 
 }   // namespace
 
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states) {
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
+                                      int replicas) {
     const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
         const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
+        const auto of_each = std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && !s.outer; });
+        const auto more = static_cast<std::size_t>(replicas - 1);
         bytes += static_cast<std::uint64_t>(info.exported_elements()) *
-                 (copies * sizeof(floatX) + static_cast<std::size_t>(kept) * sizeof(float));
+                 ((copies + (copies - 1) * more) * sizeof(floatX) +
+                  (static_cast<std::size_t>(kept) + static_cast<std::size_t>(of_each) * more) * sizeof(float));
     }
     return bytes;
 }

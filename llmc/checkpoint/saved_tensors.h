@@ -42,7 +42,9 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; its other files are small.
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states);
+// `replicas`: models that take local steps.
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
+                                      int replicas = 1);
 
 // Tensors that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {

@@ -449,6 +449,24 @@ TEST_CASE("layouts: one local step at a time, and the average taken as it is, ar
     compare_runs({one});
 }
 
+TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of what a rank owns") {
+    const Workplace place;
+    for (Layout layout : replicas_with({.every = 2})) {
+        Options options = options_of(layout, place.folder / "bytes, " + layout.name());
+        options.val_every = 0;
+        on_layout(layout, options, [&](RankOfRun& rank) {
+            rank.groups.outer->reset_traffic();
+            rank.train(place, "");   // four steps
+            double owned = 0;
+            for (const TensorLayout& tensor : rank.model.storage().tensors()) {
+                owned += static_cast<double>(rank.model.storage().padded_elements(tensor, StateKind::optimizer));
+            }
+            const double R = rank.model.options().replicas, bytes = rank.groups.outer->traffic().total();
+            ENSURE(bytes == 2 * 8 * owned * (R - 1) / R, "two moves of ", owned, " elements sent ", bytes, " bytes");
+        });
+    }
+}
+
 TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
     std::vector<Layout> layouts = replicas_with({.every = 3});
     for (Layout& layout : layouts) layout.clips = true;
