@@ -83,7 +83,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     OwnedStream stream;
     check_hardware(stream.get());
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
-    const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks);
+    const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks, options.local.every > 0);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());
@@ -101,9 +101,10 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
         settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     signals.leave_if_received();
-    Agreement agreement(arena, groups.all, &world, signals, stream.get());   // ranks may arrive at different times
+    Agreement agreement(arena, groups.everyone(), &world, signals,
+                        stream.get());   // ranks may arrive at different times
     const std::vector<std::string> hosts = agreement.gather(own_host_name());
-    record_run(asked, inputs, state ? state->step : 0, hosts, groups.all, log);
+    record_run(asked, inputs, state ? state->step : 0, hosts, groups.everyone(), log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : AfterStep::next_step, options.tensorboard);
     metrics.tell("start", told_start(arena, inputs.max_steps));

@@ -8,6 +8,7 @@
 #include "llmc/tokenizer/files/files.h"
 
 void save_llmc_model(FileSystem& files, const std::string& path, const Stage& model, const Gatherer& gatherer) {
+    if (model.options().replica > 0) return;   // the first one writes its model
     const RankLayout& place = model.storage().place();
     const bool writes = rank_of(place.mesh, place.at) == 0;
     std::unique_ptr<Communicator::LocalWork> work;   // between one tensor and the next the file is written

@@ -18,8 +18,9 @@ bool has_weights(const States& states) {
     return std::ranges::any_of(states, &OptimizerStateSpec::is_weights);
 }
 
-std::string unit_file(const char* kind, const ParamTable& table, int unit) {
-    return formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units());
+std::string unit_file(const char* kind, const ParamTable& table, int unit, int replica = 0) {
+    return text(replica > 0 ? text("replica-", replica, "-") : "",
+                formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units()));
 }
 
 // Calls use(writer, unit, param, state) for all that a stage saves, in the order of gathering. `writer`: rank of the
@@ -29,8 +30,11 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     int writer = 0;   // units are dealt out in turns
     for (const UnitLayout& unit : tensors.storage().units()) {
         const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
-        for (int param : params) use(writer, unit.unit, param, nullptr);
+        if (tensors.replica == 0 || !has_weights(tensors.states)) {
+            for (int param : params) use(writer, unit.unit, param, nullptr);
+        }
         for (const OptimizerState& state : tensors.states) {
+            if (tensors.replica > 0 && state.outer) continue;   // the first replica has the same
             for (int param : params) {
                 if (state.find(param) != nullptr) use(writer, unit.unit, param, &state);
             }
@@ -114,13 +118,17 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
 
 }   // namespace
 
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states) {
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
+                                      int replicas) {
     const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
         const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
+        const auto of_each = std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && !s.outer; });
+        const auto more = static_cast<std::size_t>(replicas - 1);
         bytes += static_cast<std::uint64_t>(info.exported_elements()) *
-                 (copies * sizeof(floatX) + static_cast<std::size_t>(kept) * sizeof(float));
+                 ((copies + (copies - 1) * more) * sizeof(floatX) +
+                  (static_cast<std::size_t>(kept) + static_cast<std::size_t>(of_each) * more) * sizeof(float));
     }
     return bytes;
 }
@@ -141,6 +149,7 @@ std::string tensor_index(const ParamTable& table) {
 HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer)
     : table_(tensors.storage().table()),
       has_weights_(has_weights(tensors.states)),
+      replica_(tensors.replica),
       memory_(lay_out(tensors, gatherer)) {}
 
 std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
@@ -200,12 +209,15 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
                          is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
     }
     const int number = unit.front().unit;
-    SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
-    for (const Held& held : unit) {
-        if (is_parameter(held)) write_hugging_face(model, table_, table_[held.param], values_of<const floatX>(held));
+    if (replica_ == 0) {
+        SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
+        for (const Held& held : unit) {
+            if (is_parameter(held))
+                write_hugging_face(model, table_, table_[held.param], values_of<const floatX>(held));
+        }
+        model.finish();
     }
-    model.finish();
-    SafetensorsWriter optimizer = checkpoint.create(unit_file("optimizer", table_, number), exact, {});
+    SafetensorsWriter optimizer = checkpoint.create(unit_file("optimizer", table_, number, replica_), exact, {});
     for (const Held& held : unit) {
         const auto count = static_cast<std::size_t>(table_[held.param].exported_elements());
         if (!is_parameter(held)) {
@@ -274,34 +286,42 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
-    std::optional<SafetensorsFile> file;
-    int unit = -1;   // unit whose file is open
+    std::optional<SafetensorsFile> first, own;   // of the first replica, of this one
+    int unit = -1;                               // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
-        if (info.unit != unit) file.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
+        if (info.unit != unit) {
+            const std::string name = folder + "/" + unit_file("optimizer", table, info.unit, tensors.replica);
+            first.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
+            own.reset();   // a replica that the run did not have begins as the first one
+            if (tensors.replica > 0 && files.exists(name)) own.emplace(files, name);
+        }
         unit = info.unit;
-        if (const bool saved = file->find("master." + info.name) != nullptr; saved != has_weights(tensors.states)) {
+        const SafetensorsFile& file = own ? *own : *first;
+        if (const bool saved = file.find("master." + info.name) != nullptr; saved != has_weights(tensors.states)) {
             throw Error(ErrorKind::bad_data,
                         text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
                         text("Resume it with --master-weights ", saved ? 1 : 0, "."));
         }
-        auto read = [&]<class T>(const std::string& name, const ModelState<T>& state, const TensorLayout& at) {
-            read_pieces<T>(*file, name, state.storage(), at, state.state(),
-                           [&](std::int64_t first, std::span<const T> values) {
-                               upload_piece<T>(state, at, first, values, stream);
+        auto read = [&]<class T>(const SafetensorsFile& from, const std::string& name, const ModelState<T>& state,
+                                 const TensorLayout& at) {
+            read_pieces<T>(from, name, state.storage(), at, state.state(),
+                           [&](std::int64_t begin, std::span<const T> values) {
+                               upload_piece<T>(state, at, begin, values, stream);
                            });
         };
-        if (!has_weights(tensors.states)) read("parameter", tensors.parameters, place);
+        if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
             const TensorLayout* const kept = state.find(place.param);
             if (kept == nullptr) continue;
-            const bool is_saved = !only_weights && file->find(state.name + "." + info.name) != nullptr;
+            const SafetensorsFile& from = state.outer ? *first : file;
+            const bool is_saved = !only_weights && from.find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {
-                read_weights(*file, tensors, state, place, stream);
+                read_weights(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights
-                read_as_floats(*file, has_weights(tensors.states), state, *kept, stream);
-            } else if (!only_weights) {
-                read(state.name, state.values, *kept);
+                read_as_floats(file, has_weights(tensors.states), state, *kept, stream);
+            } else if (!only_weights && (is_saved || !state.outer)) {
+                read(from, state.name, state.values, *kept);
             }
         }
     }

@@ -7,6 +7,8 @@
 //   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: the optimizer's states
 //                                          in fp32, "master.<name>", "m.<name>" and "v.<name>"; without masters first
 //                                          "parameter.<name>" in the build's precision
+// With local steps these are of the first replica, and each other one has optimizer files of its own, whose names begin
+// with "replica-1-" and so on: what it needs to go on by itself.
 // The files do not depend on the mesh or the ZeRO stage. Each unit is written by one rank of the stage that holds it (a
 // tied embedding: of the first stage). Units are dealt out in turns, so that the ranks of a stage write at the same
 // time. A rank reads the ranges that it keeps, and the headers; parameters that have masters are rounded from them.
@@ -31,6 +33,7 @@
 struct TrainedTensors {
     const ModelState<floatX>& parameters;   // as the last update left them, on all ranks
     const std::vector<OptimizerState>& states;
+    int replica = 0;   // with local steps, number of the model that this is a part of
 
     const ParamStorage& storage() const { return parameters.storage(); }
 };
@@ -39,7 +42,9 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; its other files are small.
-std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states);
+// `replicas`: models that take local steps.
+std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
+                                      int replicas = 1);
 
 // Tensors that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
@@ -68,7 +73,8 @@ private:
     void write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const;
 
     const ParamTable& table_;
-    bool has_weights_;         // the optimizer has master weights; otherwise the parameters are part of the exact state
+    bool has_weights_;   // the optimizer has master weights; otherwise the parameters are part of the exact state
+    int replica_;
     std::vector<Held> held_;   // in the order of gathering
     PinnedBuffer<std::byte> memory_;
 };

@@ -221,8 +221,9 @@ std::string RunCheck::check_disk() const {
     std::uint64_t more = checkpoints_to_come(saved, after_step_, last_step(), options_.checkpoint_every,
                                              options_.keep_checkpoints, options_.major_checkpoint_every);
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
+    const int replicas = options_.local.every > 0 ? replica_of(world_.mesh(), world_.at()).replicas : 1;
     const double each = static_cast<double>(
-                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_states(options_))),
+                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_states(options_), replicas)),
                  bytes = each * static_cast<double>(more);
     const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
                                    ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");

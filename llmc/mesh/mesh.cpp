@@ -128,9 +128,18 @@ std::string group_name(const MeshShape& shape, AxisSet axes) {
     return name;
 }
 
+Replica replica_of(const MeshShape& shape, const MeshCoordinates& at) {
+    ENSURE(shape.shards() % shape.cp == 0, "replicas of ", shape.shards(), " ranks, sequences of ", shape.cp);
+    Replica replica{shape, at, coordinate(shape, at, Axis::replica), shape.along(Axis::replica)};
+    replica.mesh.dp = shape.shards() / shape.cp;
+    replica.mesh.zero_group = 0;
+    replica.at.dp = at.dp % replica.mesh.dp;
+    return replica;
+}
+
 int checked_zero_group(int ranks, int zero_group) {
     if (zero_group == 0 || zero_group == ranks) return 0;
-    if (zero_group > 1 && ranks % zero_group == 0) return zero_group;
+    if (zero_group >= 1 && ranks % zero_group == 0) return zero_group;
     std::string fitting;
     for (int n = 2; n <= ranks; n++) {
         if (ranks % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);

@@ -46,6 +46,8 @@ inline constexpr AxisSet holder_axes{Axis::holder};
 inline constexpr AxisSet stage_axes{Axis::dp, Axis::cp, Axis::tp};
 // Ranks of a stage that together hold one copy of each state.
 inline constexpr AxisSet copy_axes{Axis::shard, Axis::tp};
+// Ranks that together hold one copy of the whole model: a replica.
+inline constexpr AxisSet model_axes{Axis::pp, Axis::shard, Axis::tp};
 
 struct MeshShape {
     int pp = 1;           // pipeline stages
@@ -100,6 +102,15 @@ constexpr bool adds_losses(const MeshCoordinates& at, bool has_head) { return ha
 // Returns the value that MeshShape::zero_group keeps. Throws Error(usage), naming the values that fit, where `ranks`
 // cannot be cut into such groups.
 int checked_zero_group(int ranks, int zero_group);
+
+// A replica as a mesh of its own, for models that differ between replicas (local steps). A replica must have whole
+// sequences: zero_group is a multiple of cp.
+struct Replica {
+    MeshShape mesh;       // of one replica
+    MeshCoordinates at;   // in it
+    int number, replicas;
+};
+Replica replica_of(const MeshShape& shape, const MeshCoordinates& at);
 
 // Throws Error(usage) where experts cannot be dealt out to groups of mesh.ep ranks of a stage.
 void check_expert_ranks(const MeshShape& mesh);

@@ -25,7 +25,7 @@ bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && ru
 
 struct Optimizer::Tables {
     UpdateTable<floatX> directions, orthogonal;   // Muon's matrices: gradients to directions, and these to weights
-    UpdateTable<floatX> averages;
+    UpdateTable<floatX> averages, outer;
     UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
     NormTable squares;
@@ -35,6 +35,7 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
     : stage_(stage),
       options_(options),
       all_(groups.all),
+      outer_(groups.outer),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
     for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
@@ -58,20 +59,21 @@ void Optimizer::make_tables(Arena& arena) {
     const ParamStorage& storage = stage_.storage();
     const StateBuffers& gradients = stage_.gradients().kept();
     const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages;
+    std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages, outer;
     std::vector<NormRange> norm;
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = stage_.table()[place.param];
         const OptimizerKind rule = rule_of(info, options_);
         const bool adapts = reads_norms(rule) && info.decays;
-        auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m") {
+        auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m",
+                       const char* v = "v") {
             for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
                 auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
                 to.push_back({.parameter = at(stage_.parameters()),
                               .master = weights != states_.end() ? at(weights->values) : nullptr,
                               .gradient = at(gradients),
                               .m = at(state(m)),
-                              .v = has_second_moment(rule) ? at(state("v")) : nullptr,
+                              .v = has_second_moment(rule) || v != std::string_view("v") ? at(state(v)) : nullptr,
                               .count = part.length,
                               .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                               .tensor_key = info.random_tensor(),
@@ -84,6 +86,7 @@ void Optimizer::make_tables(Arena& arena) {
         const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
         add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
         if (options_.ema > 0) add(averages, all, at_owned, "ema");
+        if (options_.local.every > 0) add(outer, all, at_owned, "outer_momentum", "outer_weights");
         if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
         for (const OwnedRange& range : once) {
             norm.push_back({gradients.shard(place.param) + range.local_begin, range.length});
@@ -97,6 +100,8 @@ void Optimizer::make_tables(Arena& arena) {
     tables_->directions = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
     tables_->orthogonal = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
     tables_->averages = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
+    for (UpdateRange<floatX>& range : outer) range.scale = 1.0f / static_cast<float>(stage_.options().replicas);
+    tables_->outer = make_update_table(arena, "optimizer tables/outer", std::move(outer), stream());
     tables_->owned = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
     tables_->sole = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
     tables_->squares = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
@@ -200,6 +205,33 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
     update_weights<Average>(tables_->averages, stream());
 }
 
+// Adds up the replicas' exact weights, of which a rank has what it owns.
+void Optimizer::sum_weights_of_replicas() {
+    if (outer_ == nullptr) return;
+    const Communicator::Group together(*outer_);
+    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
+    for (const TensorLayout& tensor : stage_.storage().tensors()) {
+        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+        if (count == 0) continue;
+        if (masters != states_.end()) {
+            outer_->all_reduce(masters->values.owned(tensor.param), count, ReduceOp::sum, stream());
+        } else {
+            outer_->all_reduce(stage_.parameters().owned(tensor.param), count, ReduceOp::sum, stream());
+        }
+    }
+}
+
+void Optimizer::end_local_steps(int step) {
+    if (options_.local.every == 0 || step % options_.local.every != 0) return;
+    sum_weights_of_replicas();
+    UpdateStep how{};
+    how.learning_rate = options_.local.lr;
+    how.beta1 = options_.local.momentum;
+    how.step = step;
+    set_update_step(tables_->outer, how, stream());
+    update_weights<OuterNesterov>(tables_->outer, stream());
+}
+
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {
     std::vector<OptimizerStateSpec> states;
     if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
@@ -209,6 +241,10 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
         states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !info.orthogonal; }});
     }
     if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
+    if (options.local.every > 0) {
+        states.push_back({.name = "outer_weights", .averages = true, .outer = true});
+        states.push_back({.name = "outer_momentum", .outer = true});
+    }
     return states;
 }
 

@@ -37,6 +37,10 @@ public:
     // Updates what this rank owns, in step `step`, counted from 1. `norm`: on the device.
     void update(int step, float learning_rate, const GradNorm* norm);
 
+    // After the last of LocalSteps::every steps moves the replicas together; else does nothing. Collective over the
+    // ranks of `outer`: for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas.
+    void end_local_steps(int step);
+
     // Says that the moments were zero after `step` steps: bias corrections count from there.
     void begins_after(int step) { began_ = step; }
     int began() const { return began_; }
@@ -54,12 +58,13 @@ private:
     void copy_parameters(const ModelState<float>& weights);
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
+    void sum_weights_of_replicas();
     template <class Rule>
     void sum_norms_of_all();
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator* all_;                    // or null
+    Communicator *all_, *outer_;           // or null
     std::vector<OptimizerState> states_;   // their contents are undefined
     int began_ = 0;
     std::vector<int> first_block_;             // each parameter's first block

@@ -11,6 +11,14 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 // which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
+// Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
+// 1): replicas update their own weights, and every so many steps move together, by Nesterov's rule (llmc/kernels/optim/
+// rules.cuh), from where they were together before, towards their average.
+struct LocalSteps {
+    int every = 0;   // steps; 0: replicas sum their gradients in every step
+    float lr = 0.7f, momentum = 0.9f;
+};
+
 struct OptimizerOptions {
     OptimizerKind optimizer = OptimizerKind::adamw;
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;   // beta1: also the momentum of lars and sgd
@@ -22,6 +30,7 @@ struct OptimizerOptions {
     float weight_decay = 0.0f;
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     float ema = 0;            // decay of the average of weights; 0: none is kept
+    LocalSteps local = {};
     bool master_weights = true;
     std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples
 };

@@ -1,5 +1,7 @@
 #include "llmc/parallel/training_groups.h"
 
+#include <utility>
+
 namespace {
 
 // Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this turn, in
@@ -62,6 +64,13 @@ TrainingGroups training_groups(World& world, bool ring, bool tied, int head_copi
             .holders = world.mesh().ep > 1 ? world.group(holder_axes) : nullptr};
 }
 
-TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks) {
-    return training_groups(world, pp_chunks > 1, config.tied, config.kv_copies(world.mesh().tp));
+TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks, bool local) {
+    TrainingGroups groups = training_groups(world, pp_chunks > 1, config.tied, config.kv_copies(world.mesh().tp));
+    if (!local) return groups;
+    groups.world = groups.all;
+    groups.outer = std::exchange(groups.replicas, nullptr);
+    if (groups.outer == nullptr) return groups;
+    groups.all = world.group(model_axes);
+    groups.stage = groups.copy;
+    return groups;
 }

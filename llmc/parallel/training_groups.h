@@ -23,6 +23,11 @@ struct TrainingGroups {
     Communicator* replicas = nullptr;     // ranks that hold copies of the same ZeRO shard: gradients are summed again
     Communicator* copy = nullptr;         // ranks of a stage that hold one copy of its states
     Communicator* holders = nullptr;      // ranks that hold the same experts: what `zero` is to all else
+    // With local steps all groups above are within a replica. Then these are the ranks that hold the same part of the
+    // model in other replicas, null if there is one, and all ranks of the run.
+    Communicator *outer = nullptr, *world = nullptr;
+
+    Communicator* everyone() const { return world != nullptr ? world : all; }
 };
 
 // Makes them; collective over the world when first asked for, later the same ones. `ring`: the last stage of the
@@ -30,5 +35,5 @@ struct TrainingGroups {
 // `head_copies`: neighbouring tp ranks that hold the same KV heads.
 TrainingGroups training_groups(World& world, bool ring = false, bool tied = true, int head_copies = 1);
 
-// Makes the groups of a model whose pipeline stages have `pp_chunks` chunks each.
-TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks);
+// Makes the groups of a model whose pipeline stages have `pp_chunks` chunks each. `local`: replicas take local steps.
+TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_chunks, bool local = false);

@@ -60,8 +60,23 @@ void check_pipeline(const Options& o) {
 }
 
 void check_zero_group(const Options& o) {
-    refuse_if(o.zero == 0 && o.zero_group > 0, text("--zero-group ", o.zero_group, " with --zero 0"),
+    refuse_if(o.zero == 0 && o.zero_group > 0 && o.local.every == 0,
+              text("--zero-group ", o.zero_group, " with --zero 0"),
               "Give --zero 1, 2 or 3, which share something out, or leave --zero-group out.");
+    refuse_if(o.zero_group == 1 && o.local.every == 0, "--zero-group 1: one rank shares nothing",
+              "Give groups of two or more, or --zero 0.");
+}
+
+// Checks what replicas of local steps are.
+void check_local_steps(const Options& o) {
+    if (o.local.every == 0) return;
+    const std::string given = text("--local-steps ", o.local.every);
+    refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
+              "A group must have whole sequences: give a multiple of --cp.");
+    refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
+              "Experts are shared within a group that takes steps together: give --ep 1.");
+    refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
+              "The groups' weights are averaged in fp32: leave --master-weights out.");
 }
 
 // Refuses group sizes that do not divide the heads of a tp rank.
@@ -133,6 +148,7 @@ PipelineShape pipeline_shape(const Options& options) {
 
 void check_layout(const Options& o) {
     check_zero_group(o);
+    check_local_steps(o);
     check_pipeline(o);
     check_context(o);
     for (std::int64_t length : shorter_lengths(o)) {

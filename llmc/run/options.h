@@ -132,7 +132,7 @@ struct Options : OptimizerOptions {
     bool force_balance = false;           // StageOptions::force_balance
     float capacity_factor = 0;            // StageOptions::capacity_factor
     int zero = 0;                         // ZeRO stage
-    int zero_group = 0;                   // ranks per ZeRO group; 0: all of dp x cp
+    int zero_group = 0;                   // ranks per ZeRO group, or replica of local steps; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     int ep = 1;                           // ranks that share the experts
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;

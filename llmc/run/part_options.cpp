@@ -86,6 +86,11 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     // a single rank keeps everything
     const bool shares = group_size(mesh, zero_axes) > 1 || (mesh.ep > 1 && group_size(mesh, holder_axes) > 1);
     result.place = {mesh, at, shares ? options.zero : 0, options.optimizer == OptimizerKind::muon};
+    if (options.local.every > 0) {
+        const Replica own = replica_of(mesh, at);
+        result.place.mesh = own.mesh, result.place.at = own.at;
+        result.replica = own.number, result.replicas = own.replicas;
+    }
     result.tp_chunks = options.tp_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;

@@ -61,6 +61,10 @@ void asked(Table& table, const Options& o) {
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
                             : groups ? text(o.zero, ", ", zero_ranks / o.zero_group, " groups of ", o.zero_group)
                                      : text(o.zero));
+    if (o.local.every > 0) {
+        table.row("local steps", text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1,
+                                      " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum)));
+    }
     table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0
                                  ? text("wsd, decay over ", o.decay_steps, " steps")

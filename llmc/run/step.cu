@@ -72,7 +72,9 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     stage_.begin_expert_totals();
     // a rank without losses adds 0 to the sum over ranks
     CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
-    pipeline_.train(schedule, read, token_share, [&] {
+    // gradients are a mean over the replica's tokens, losses over all
+    const float replicas = static_cast<float>(stage_.options().replicas);
+    pipeline_.train(schedule, read, token_share * replicas, [&] {
         if (!stage_.adds_losses()) return;
         sum_losses(&numbers->loss, stage_.losses(), stage_.tokens(), token_share, true, stream);
     });
@@ -86,9 +88,20 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     partial_.reduce();
     exchange_tied_gradients();
     optimizer_->sum_squares(&numbers->sum_of_squares);
-    if (groups_.all) groups_.all->all_reduce(&numbers->loss, step_sums, ReduceOp::sum, stream);
+    sum_numbers();
     add_expert_totals();
     finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+}
+
+// Adds up the step's sums over ranks: with local steps each replica has a norm of its own.
+void Step::sum_numbers() {
+    double* const sums = &numbers_.data()->loss;
+    if (groups_.outer == nullptr) {
+        if (groups_.all) groups_.all->all_reduce(sums, step_sums, ReduceOp::sum, stage_.stream());
+        return;
+    }
+    groups_.world->all_reduce(sums, step_sums - 1, ReduceOp::sum, stage_.stream());
+    if (groups_.all) groups_.all->all_reduce(sums + step_sums - 1, 1, ReduceOp::sum, stage_.stream());
 }
 
 void Step::add_expert_totals() {
@@ -130,6 +143,7 @@ void Step::logits(floatX* out, int row, int cp_rank) {
 void Step::update(int step, float learning_rate) {
     const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
+    optimizer_->end_local_steps(step);
     stage_.router_bias().update(stage_.expert_counts().data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
 }

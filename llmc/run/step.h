@@ -79,6 +79,7 @@ public:
 
 private:
     struct Numbers;   // on the device
+    void sum_numbers();
     void exchange_tied_gradients();
     void add_expert_totals();   // over all ranks
 

@@ -14,7 +14,7 @@ Trainer::Trainer(const TrainerParts& parts)
       learning_rates_{options_.schedule,      options_.lr,         options_.warmup, parts.max_steps,
                       options_.final_lr_frac, options_.decay_steps},
       batch_(parts_),
-      agreement_(parts.arena, parts.groups.all, parts.world, parts.signals, parts.step.stage().stream()),
+      agreement_(parts.arena, parts.groups.everyone(), parts.world, parts.signals, parts.step.stage().stream()),
       reporter_(parts_),
       matmul_choices_(parts.step.stage().matmul(), agreement_),
       keeper_(parts_, agreement_, matmul_choices_) {

@@ -40,7 +40,7 @@ struct RunState {
 // Returns the tensors; later work on the stage's stream sees them as the last update left them.
 inline TrainedTensors tensors_of(Step& step) {
     step.wait_for_all_gather();
-    return {step.stage().parameters(), step.optimizer().states()};
+    return {step.stage().parameters(), step.optimizer().states(), step.stage().options().replica};
 }
 
 // Contents of a checkpoint besides tensors and run.json, and rank 0's work in the thread that writes.

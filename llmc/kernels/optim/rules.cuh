@@ -15,6 +15,11 @@
 //          m = beta1 m + g                      U = g + beta1 m (Nesterov's), X = U / (trust |U| + eps)
 //          X made nearly orthogonal (newton_schulz.h)                     w = w - lr (scale X + decay w)
 //
+// The outer step of local steps (Douillard et al., "DiLoCo", 2023, algorithm 1, with Nesterov's momentum): w is the sum
+// of the replicas' weights, scale 1 / their number, v the weights that they started from
+//          d = v - scale w                      m = beta1 m + d
+//          w = v - lr (d + beta1 m)             v = w
+//
 // The average of the weights (EMA): m = m + (1 - d) (w - m), d = min(beta1, (1 + t) / (10 + t)), so that it forgets the
 // first weights soon (as TensorFlow's ExponentialMovingAverage does with num_updates).
 //
@@ -114,6 +119,17 @@ struct Lamb {
     __device__ static void update(float& w, float& m, float& v, float, float decay, float ratio,
                                   const UpdateFactors& f) {
         w = fmaf(-f.learning_rate * ratio, adam_change(w, m, v, decay, f), w);
+    }
+};
+
+struct OuterNesterov {
+    static constexpr unsigned reads = reads_w | reads_m | reads_v, writes = reads_w | reads_m | reads_v;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float& w, float& m, float& v, float, float, float scale, const UpdateFactors& f) {
+        const float d = fmaf(-scale, w, v);
+        m = fmaf(f.beta1, m, d);
+        w = fmaf(-f.learning_rate, fmaf(f.beta1, m, d), v);
+        v = w;
     }
 };
 

@@ -235,3 +235,31 @@ TEST_CASE("adamw: stochastic rounding never makes a number of what is none") {
     CHECK(std::isnan(static_cast<float>(result[2])));
     CHECK(static_cast<float>(result[0]) == 1.0f);
 }
+
+TEST_CASE("local steps: the outer step matches a double loop") {
+    KernelTest test;
+    constexpr std::size_t n = 1003;
+    constexpr double lr = 0.7f, momentum = 0.9f;
+    Doubles start = random_values<float>(n, 1.0, 1), m(n, 0.0);
+    auto device_m = test.tensor<float>(m), device_start = test.tensor<float>(start);
+    for (int step = 1; step <= 3; step++) {
+        const Doubles sum = random_values<float>(n, 2.0, 1 + step);   // of two replicas' weights
+        auto w = test.tensor<float>(sum);
+        UpdateRange<float> range{w.data(), nullptr, w.data(), device_m.data(), device_start.data(), n, 0.1f};
+        range.scale = 0.5f;
+        auto table = make_update_table<float>(test.arena, text("test/outer ", step), {range}, test.stream);
+        set_update_step(table, {0.7f, 0.9f, 0, 0, step}, test.stream);
+        update_weights<OuterNesterov>(table, test.stream);
+        for (std::size_t i = 0; i < n; i++) {
+            const double d = start[i] - sum[i] / 2;
+            m[i] = momentum * m[i] + d;
+            start[i] -= lr * (d + momentum * m[i]);
+        }
+        const Doubles found = w.values(), found_m = device_m.values();
+        CHECK(same_bits(w.raw(), device_start.raw()));   // the replicas go on from where they are together
+        for (std::size_t i = 0; i < n; i++) {
+            CHECK(std::abs(found[i] - start[i]) < 4e-6);
+            CHECK(std::abs(found_m[i] - m[i]) < 4e-6);
+        }
+    }
+}

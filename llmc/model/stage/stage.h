@@ -59,6 +59,9 @@ public:
     // ---- sizes of the current micro-batches; cp ranks share their tokens evenly
     const RankSizes& sizes() const { return sizes_; }
     int tokens() const { return sizes_.rows(); }
+    // Number of this rank among those that read other samples, over all replicas, and their number.
+    int data_rank() const { return options_.replica * options_.place.mesh.dp + options_.place.at.dp; }
+    int data_ranks() const { return options_.replicas * options_.place.mesh.dp; }
     ContextCut context() const { return {options_.place.mesh.cp, options_.ulysses, options_.place.at.cp}; }
     std::vector<TokenRange> token_ranges() const { return ::token_ranges(context(), options_.T); }   // per sequence
     std::size_t attended_tokens() const {   // elements of MicroBatch::starts; 0 unless documents are masked

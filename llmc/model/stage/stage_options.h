@@ -27,8 +27,9 @@ struct StageOptions {
     bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone
     float capacity_factor = 0;        // in training (capacity.cuh); 0: experts take all tokens
     RankLayout place = {};            // which part of the model this rank keeps; by default all of it
-    bool documents = false;           // attention is masked between documents; batches say where these begin
-    int ulysses = 1;                  // cp ranks of a group that exchanges heads for tokens (context_cut.h)
+    int replica = 0, replicas = 1;   // with local steps: number of the model that `place` is of, and how many there are
+    bool documents = false;          // attention is masked between documents; batches say where these begin
+    int ulysses = 1;                 // cp ranks of a group that exchanges heads for tokens (context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything
     InFlight in_flight = {};
     // Both must outlive the stage; null: those of one device.

@@ -85,10 +85,10 @@ std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, 
 // Sums each row over the cp ranks that share it. Every replica has its own rows, so each has its own place in the sum
 // over all ranks.
 void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const {
-    const RankLayout& place = step_.stage().storage().place();
-    std::vector<double> all(2 * sums.size() * static_cast<std::size_t>(place.mesh.dp));
-    double* const own = all.data() + 2 * sums.size() * static_cast<std::size_t>(place.at.dp);
-    for (std::size_t b = 0; b < sums.size() && step_.stage().adds_losses(); b++) {
+    const Stage& stage = step_.stage();
+    std::vector<double> all(2 * sums.size() * static_cast<std::size_t>(stage.data_ranks()));
+    double* const own = all.data() + 2 * sums.size() * static_cast<std::size_t>(stage.data_rank());
+    for (std::size_t b = 0; b < sums.size() && stage.adds_losses(); b++) {
         own[2 * b] = sums[b].loss;
         own[2 * b + 1] = sums[b].unlikely;
     }
@@ -125,8 +125,7 @@ void Evaluation::count_right(const std::vector<Row>& rows, const std::vector<Sco
 }
 
 std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
-    const RankLayout& place = step_.stage().storage().place();
-    const int replica = place.at.dp, replicas = place.mesh.dp;
+    const int replica = step_.stage().data_rank(), replicas = step_.stage().data_ranks();
     const std::vector<Row> rows = rows_of_replica(replica, replicas);
     std::size_t most = 0;   // most rows of a replica; all make as many forwards, because some layouts communicate
     for (int r = 0; r < replicas; r++) most = std::max(most, rows_of_replica(r, replicas).size());
@@ -138,7 +137,8 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
         agreement.ask();
         if (agreement.stop_asked()) return std::nullopt;
     }
-    const bool counts = step_.stage().adds_losses() && place.at.cp == 0;   // the other cp ranks have the same sums
+    const bool counts =
+        step_.stage().adds_losses() && step_.stage().context().rank == 0;   // the other cp ranks have the same sums
     EvaluationResult own;
     count_right(rows, scores, own);
     double loss = 0;

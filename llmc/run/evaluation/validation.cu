@@ -79,12 +79,11 @@ std::optional<double> Validation::loss_of(const Part& part) {
     Stage& stage = step_.stage();
     const auto B = static_cast<std::uint64_t>(stage.options().B);
     const float token_share = 1.0f / static_cast<float>(part.targets);
-    const RankLayout& place = stage.storage().place();
-    const std::uint64_t at_once = B * static_cast<std::uint64_t>(place.mesh.dp);
+    const std::uint64_t at_once = B * static_cast<std::uint64_t>(stage.data_ranks());
     double loss = 0;
     int pending = 0;   // micro-batches summed on the device
     for (std::uint64_t begin = part.begin; begin < part.end; begin += at_once) {
-        const std::uint64_t first = begin + B * static_cast<std::uint64_t>(place.at.dp);
+        const std::uint64_t first = begin + B * static_cast<std::uint64_t>(stage.data_rank());
         step_.forward([&](int, const MicroBatch& to) { read(first, part.end, to); }, Purpose::loss);
         if (stage.adds_losses()) {
             sum_losses(agreement_.addend(), stage.losses(), stage.tokens(), token_share, pending > 0, stage.stream());

@@ -46,7 +46,7 @@ bool CheckpointKeeper::link_best(const RunState& state) {
     const std::string name = checkpoint_name(state.step);
     std::string failure;
     if (agreement_.rank() == 0) {
-        const Communicator::LocalWork work(parts_.groups.all, "writes a file");
+        const Communicator::LocalWork work(parts_.groups.everyone(), "writes a file");
         try {
             parts_.metrics.sync();
             link_training_state(parts_.files, folder_, state, folder_ + "/" + kBestFolder + "/" + name, {"", choices});
@@ -123,7 +123,7 @@ std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
     const auto gather = [&](const std::string& own) {
         work.reset();
         std::vector<std::string> by_rank = agreement_.gather(own);
-        work.emplace(parts_.groups.all, "reads a checkpoint");
+        work.emplace(parts_.groups.everyone(), "reads a checkpoint");
         return by_rank;
     };
     const auto found =
@@ -133,8 +133,9 @@ std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
 }
 
 RunState CheckpointKeeper::load(const FoundCheckpoint& checkpoint) {
-    parts_.step.wait_for_all_gather();                                             // it reads what this overwrites
-    const Communicator::LocalWork work(parts_.groups.all, "reads a checkpoint");   // each rank reads in its own time
+    parts_.step.wait_for_all_gather();   // it reads what this overwrites
+    const Communicator::LocalWork work(parts_.groups.everyone(),
+                                       "reads a checkpoint");   // each rank reads in its own time
     return load_training_state(parts_.files, checkpoint.path, tensors_of(parts_.step), parts_.step.stage().stream(),
                                parts_.options.optimizer);
 }

@@ -59,8 +59,8 @@ Pipeline::Read StepBatch::reader() {
 
 void StepBatch::read(int micro_batch, const MicroBatch& to) {
     const std::uint64_t B = static_cast<std::uint64_t>(options_.micro_batch);
-    const RankLayout& place = stage_.storage().place();   // samples are dealt out over dp alone
-    const std::uint64_t first = static_cast<std::uint64_t>(micro_batch * place.mesh.dp + place.at.dp) * B;
+    // samples are dealt out over dp alone
+    const auto first = static_cast<std::uint64_t>(micro_batch * stage_.data_ranks() + stage_.data_rank()) * B;
     const bool of_next = micro_batch >= micro_batches_of(schedule_);   // read ahead for the next step
     const std::int64_t length = of_next ? lengths_.at(step_ + 1) : length_;
     const ContextCut cut = stage_.context();
@@ -102,8 +102,8 @@ std::string StepBatch::pairs_in_words(Agreement& agreement) const {
     agreement.sum(by_rank);
     const double most = *std::ranges::max_element(by_rank);
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / agreement.ranks();
-    const double causal = static_cast<double>(samples_) / stage_.storage().place().mesh.dp * options_.seq_len *
-                          (length_ + 1.0) / 2 / stage_.context().ring_size();
+    const double causal = static_cast<double>(samples_) / stage_.data_ranks() * options_.seq_len * (length_ + 1.0) / 2 /
+                          stage_.context().ring_size();
     return formatted(
         "document mask: of this step's pairs of a query and an earlier key %.1f%% are of one document; the "
         "rank with most has %.2f times the mean",

@@ -17,7 +17,7 @@ StepReporter::StepReporter(const TrainerParts& parts)
       slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena) {}
 
 void StepReporter::passes_begin() {
-    const bool writes_records = parts_.groups.all == nullptr || parts_.groups.all->rank() == 0;
+    const bool writes_records = parts_.groups.everyone() == nullptr || parts_.groups.everyone()->rank() == 0;
     if (writes_records) exposed_waits_.step_begins();
     slowest_rank_.step_begins();
 }
@@ -39,7 +39,7 @@ void StepReporter::report(const StepBatch& batch, const StepResult& result, cons
     const Stage& stage = parts_.step.stage();
     if (peak_.per_second > 0) {
         record.mfu = share_of_peak(peak_, record.tokens_per_s * flops_per_token(stage.config(), batch.length()) /
-                                              stage.storage().place().mesh.size());
+                                              (stage.storage().place().mesh.size() * stage.options().replicas));
     }
     record.step_ms = 1e3 * seconds_;
     record.waiting = slowest_rank_.step_ended(seconds_);

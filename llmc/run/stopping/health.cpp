@@ -172,8 +172,9 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     auto add = [&](const std::string& what, const auto& state) {
         add_hashes(result.tensors, groups, what, state, stream);
     };
-    add("parameter", tensors.parameters);
-    for (const OptimizerState& state : tensors.states) add(state.name, state.values);
+    const std::string whose = tensors.replica > 0 ? text("replica_", tensors.replica, ".") : "";   // others differ
+    add(whose + "parameter", tensors.parameters);
+    for (const OptimizerState& state : tensors.states) add(state.outer ? state.name : whose + state.name, state.values);
     for (const auto& [name, hashes] : groups) {
         result.groups +=
             text(name, " ", hash_to_text(hashes.first.digest()), " ", hash_to_text(hashes.second.digest()), "\n");
