@@ -388,6 +388,8 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
     kinds[3].norm_position = NormPosition::after, kinds[3].qk_norm = QkNorm::row;
     kinds[2].mlp = MlpKind::gelu, kinds[2].rope_scaling = RopeScaling::llama3, kinds[2].rope_factor = 8,
     kinds[2].norm = NormKind::layer;
+    kinds[2].own_rope_original_len = 48, kinds[2].rope_low_freq_factor = 2, kinds[2].rope_high_freq_factor = 6.5;
+    kinds[0].rope_scaling = RopeScaling::linear, kinds[0].rope_factor = 4;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
         const Problem problem = random_problem(config, 4, 33, 6);

@@ -4,10 +4,10 @@
     python3 make_golden_llama.py FOLDER        # needs torch and transformers; FOLDER gets the two
 
 Each folder has config.json, model.safetensors and logits.safetensors: tokens (B, T) and logits (B, T, V), computed in
-float64 but for the norms, which transformers computes in float32. The Llama has grouped queries, Llama 3.1's scaling of
-rotary positions and a classifier of its own; the Qwen3 has norms of heads, heads wider than channels / heads and a tied
-classifier. Parameters are values that bf16 can hold, so that every precision of the program starts from the same
-numbers; they are stored as F32.
+float64 but for the norms, the softmax of attention and the angles of rotary positions, which transformers computes in
+float32. The Llama has grouped queries, Llama 3.1's scaling of rotary positions and a classifier of its own; the Qwen3
+has norms of heads, heads wider than channels / heads and a tied classifier. Parameters are values that bf16 can hold,
+so that every precision of the program starts from the same numbers; they are stored as F32.
 """
 import os
 import sys

@@ -96,6 +96,8 @@ printf 'eval = "hellaswag=%s"\n' "$work/questions.bin" >"$work/asked.cfg"   # th
 expect 0 "HellaSwag: 1/2 = 0.500000" --config "$work/asked.cfg" "${data[@]}" "${tiny[@]}"
 expect 65 "easy.bin: questions of ARC easy, expected ARC challenge" "${data[@]}" "${tiny[@]}" --evaluate "arc_challenge=$work/easy.bin"
 expect 65 "lambada.bin: questions of LAMBADA, expected PIQA" "${data[@]}" "${tiny[@]}" --evaluate "piqa=$work/lambada.bin"
+expect 74 "--evaluate arc_easy none.bin: open failed" "${data[@]}" "${tiny[@]}" --evaluate arc_easy=none.bin
+expect 74 "--evaluate hellaswag none.bin: open failed" "${data[@]}" "${tiny[@]}" --evaluate hellaswag=none.bin
 expect 64 "'winogrande' is no evaluation" "${data[@]}" "${tiny[@]}" --evaluate hellaswag,winogrande
 expect 64 "hellaswag is asked for twice" "${data[@]}" "${tiny[@]}" --hellaswag 1 --evaluate hellaswag
 expect 64 "Leave -lg out, and run" -lg 10

@@ -29,6 +29,11 @@ last_loss() { sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/$1.log" | tail -n 1; 
 train short "${llama[@]}" --seq-len 256 --max-steps 4
 says short/step_00000004 '"max_position_embeddings":256' '!rope_scaling' '!rope_parameters'
 
+# a prompt longer than the model was; it reads only the end of it
+head -c 400 "$work/numbers.txt" >"$work/prompt"
+long_prompt=(--prompt-file "$work/prompt" --stop-at-end 0 --temperature 0)
+expect 0 "tokens, the model sees 256" "$train_gpt" generate --model "$work/short" "${long_prompt[@]}" --tokens 1
+
 # continues NAME OPTIONS... -- TEXT...: as a new run, of 4 steps; the texts are in config.json
 continues() {
     local name=$1 options=()
@@ -48,9 +53,9 @@ continues() {
     says "$name-exported" '"max_position_embeddings":1024' "${@:2}"
     expect 0 "val loss $(last_loss "$name")" "$train_gpt" evaluate --model "$work/$name-exported" \
         --val-data "$work/data/*val*.bin" --val-max-batches 2
-    expect 0 "400 tokens written" "$train_gpt" generate --model "$work/$name" --prompt 1 --tokens 400 --stop-at-end 0 --temperature 0
-    ! grep -q "half" "$work/out"
-    verdict $? "$name: it generates past its old end: $(tail -n 3 "$work/out")"
+    expect 0 "400 tokens written" "$train_gpt" generate --model "$work/$name" "${long_prompt[@]}" --tokens 400
+    ! grep -aq "tokens, the model sees" "$work/out"
+    verdict $? "$name: it reads a prompt past its old end: $(grep -a "the model sees" "$work/out")"
 }
 continues none -- '!rope_scaling'
 continues theta --rope-theta 80000 -- '"rope_theta":80000' '!rope_scaling'
@@ -79,6 +84,16 @@ cp -r "$work/short" "$work/resumed-cut"
 train resumed-cut --resume --seq-len 1024 --rope-scaling llama3 --rope-factor 4 --max-steps 8 --stop-after 6
 train resumed-cut --resume
 check "a run made longer, cut and resumed, equals the uncut one" same_weights resumed/step_00000008 resumed-cut/step_00000008
+# another scaling leaves the recorded numbers of the run's behind
+cp -r "$work/resumed" "$work/resumed-none"
+train resumed-none --resume --rope-scaling none --max-steps 9
+says resumed-none/step_00000009 '"max_position_embeddings":1024' '!rope_scaling'
+train resumed-none --resume --max-steps 10
+says resumed-none/step_00000010 '!rope_scaling'
+cp -r "$work/resumed" "$work/resumed-linear"
+expect 64 "--rope-scaling without a --rope-factor above 1" "$train_gpt" --output-dir "$work/resumed-linear" --resume --rope-scaling linear --max-steps 9
+train resumed-linear --resume --rope-scaling linear --rope-factor 8 --max-steps 9
+says resumed-linear/step_00000009 '"rope_scaling":{"rope_type":"linear","factor":8.0}'
 train back --branch-from "$work/resumed" --seq-len 256 --max-steps 10
 says back/step_00000010 '"max_position_embeddings":1024' '"factor":4.0'
 scripts/launch.sh -n 2 "$train_gpt" "${run[@]}" --branch-from "$work/short" --seq-len 1024 --rope-scaling llama3 \

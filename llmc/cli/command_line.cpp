@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -258,6 +259,11 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
     return given;
 }
 
+// Returns a recorded --evaluate with the name that an evaluation has today: arc_easy was arc.
+std::string with_names_of_today(const std::string& evaluations) {
+    return std::regex_replace(evaluations, std::regex("(^|,)arc(?=[,=]|$)"), "$1arc_easy");
+}
+
 // Returns the options of a run's options.json, except those of one start of the program.
 AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>& options, const std::string& folder) {
     AllGiven given;
@@ -268,9 +274,21 @@ AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>
             throw Error(ErrorKind::bad_data, text(where, "--", option.name, ": unknown option"),
                         "Resume with the program that began the run, or remove the file and give all options.");
         }
-        if (!row->of_one_start) given[row->name] = {option.value, where, true};
+        const std::string value = row->name == "--evaluate" ? with_names_of_today(option.value) : option.value;
+        if (!row->of_one_start) given[row->name] = {value, where, true};
     }
     return given;
+}
+
+// Leaves out what is given anew, and the numbers of the recorded --rope-scaling where another scaling is given.
+void leave_out_replaced(AllGiven& recorded, const AllGiven& given) {
+    const auto scaling = given.find("--rope-scaling");
+    if (scaling != given.end() && scaling->second.value != recorded["--rope-scaling"].value) {
+        for (const ModelField& field : model_fields()) {
+            if (field.in_rope_scaling) recorded.erase(text("--", field.name));
+        }
+    }
+    for (const auto& [name, wins] : given) recorded.erase(name);
 }
 
 // Gives --data's folder to those of the two options that are not given beside it.
@@ -385,7 +403,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     }
     if (result.recorded) {
         AllGiven all = given_by_record(table, result.recorded->options, recorded_in);
-        for (const auto& [name, wins] : given) all.erase(name);
+        leave_out_replaced(all, given);
         set_all(table, all);
     }
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {

@@ -7,7 +7,6 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
-#include "llmc/model/field_values_testing.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 
@@ -304,72 +303,6 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     write_whole(real_files(), path, "\nattention=\"flash\"\n");
     CHECK(complaint({"--config", path}).find(": line 2: --attention flash: expected one of") != std::string::npos);
     CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
-}
-
-TEST_CASE("options: a resumed run has the recorded options where nothing else is given, however they are spelled") {
-    TemporaryFolder folder;
-    const std::string config = folder / "run.cfg", out = folder / "out";
-    auto value = [](const CommandLine& line, const std::string& name) {
-        const auto found = std::ranges::find(line.texts, name, &OptionText::name);
-        return found == line.texts.end() ? "(none)" : found->value;
-    };
-    RunRecord record;
-    record.options = parse_command_line(
-                         {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
-                         .texts;
-    write_run_record(real_files(), out, record);
-    write_whole(real_files(), config, "warmup=5\n");
-
-    const CommandLine line = parse_command_line({"--resume", "-o", out, "--config", config, "--seed", "7"});
-    CHECK(line.options.lr == 2e-3f);
-    CHECK(line.options.micro_batch == 2);
-    CHECK(line.options.val_max_batches == 20);
-    CHECK(line.options.recompute == Recompute::block);
-    CHECK(!line.options.master_weights);
-    CHECK(line.options.warmup == 5);       // from the file
-    CHECK(line.options.seed == 7);         // from the command line
-    CHECK(line.options.stop_after == 0);   // belongs to that start alone
-    CHECK(line.options.output_dir == out);
-    CHECK(value(line, "lr") == "0.002");
-    CHECK(value(line, "recompute") == "block");
-    const std::vector<ChangedOption> changed = changed_options(record.options, line.texts);
-    REQUIRE(changed.size() == 2);
-    CHECK(changed[0].name == "warmup");
-    CHECK(changed[0].recorded == "0");
-    CHECK(changed[1].now == "7");
-    CHECK(changed_options(record.options, parse_command_line({"--resume", "-o", out, "--lr=0.0020", "-w", "false",
-                                                              "--recompute", "block", "-m", "10"})
-                                              .texts)
-              .empty());
-    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 14);
-    CHECK(!parse_command_line({"-o", out}).recorded);
-    std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
-    write_run_record(real_files(), out, record);
-    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --tp none: expected an integer") == 0);
-    record.options.insert(record.options.begin(), {"no-such-option", "1"});
-    write_run_record(real_files(), out, record);
-    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
-}
-
-TEST_CASE("options: every value of every field of the model comes back from options.json") {
-    TemporaryFolder folder;
-    const std::string out = folder / "out";
-    for (const ModelField& field : model_fields()) {
-        const ModelConfig plain = plain_for(field, custom_model_config(3, 4, 64));
-        for (const double value : values_to_try(field, plain)) {
-            if (field.basic) continue;
-            ModelConfig wanted = plain;
-            field.set(wanted, value);
-            const CommandLine first =
-                parse_command_line({text("--", field.name), field.value_of(wanted), "-o", "else"});
-            RunRecord record;
-            record.options = first.texts;
-            write_run_record(real_files(), out, record);
-            const Options resumed = parse_command_line({"--resume", "-o", out}).options;
-            INFO(std::string(field.name), " ", field.value_of(wanted));
-            CHECK(resumed.architecture == ModelChoices{{field.name, value}});
-        }
-    }
 }
 
 TEST_CASE("options: help lists every group, with -h alone too") {

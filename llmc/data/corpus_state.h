@@ -32,7 +32,7 @@ struct SplitState {
 };
 
 struct CorpusState {
-    std::optional<std::string> name;   // none: an older program has left it
+    std::string name;
     std::uint64_t asked = 0;
     InputPosition input;
     bool document_is_val = false;   // the one that goes on
@@ -42,6 +42,14 @@ struct CorpusState {
     std::vector<SourceCount> files;   // counts of each input file, as far as the input was read
 };
 
+// Shards that a call has written. States of every version tell of them.
+struct WrittenShards {
+    std::optional<std::string> name;   // CorpusOptions::name; none: an older program has left the state
+    std::vector<ShardInfo> shards;     // complete ones
+};
+
 std::string to_text(const CorpusState& state);
 // None where the text is something else, such as what an older program has left.
 std::optional<CorpusState> corpus_state_from(const std::string& content);
+// None where the text is no state of any version.
+std::optional<WrittenShards> written_shards_from(const std::string& content);

@@ -1,17 +1,5 @@
 // Reads questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last
-// word.
-//
-//   byte 0      256 little-endian int32: [0] magic 20240522, [1] version, [2] number of questions,
-//               [3] bytes of the longest question; ours, 0 in llm.c's files: [4] and [5] the hash of the tokenizer
-//               (tokenizer.h), its lower half first, [6] QuestionSource; rest unused
-//   byte 1024   per question, all words of the version:  the mark, bytes of the question (these first words included),
-//               its index, index of the right completion, number of completions,
-//               number of context tokens, the tokens,
-//               and per completion: characters of its text (version 2 only), number of tokens, the tokens
-//
-//   version 1   llm.c's: words are uint16, the mark is 65535
-//   version 2   words are uint32, the mark is 4294967295; written for more than 65,535 ids. The characters are those of
-//               the published answer, at least 1: code points, without the blank that precedes it in the completion
+// word. docs/formats.md ("Questions") has the bytes of both versions of the file.
 //
 // Everything is checked when the file is read; what is wrong is Error(bad_data) with file and byte.
 #pragma once

@@ -89,7 +89,7 @@ void ShardWriter::open_shard(bool goes_on) {
     auto shard = std::make_unique<OpenShard>();
     shard->path = path_of(shards_.size());
     shard->temporary = shard->path + ".part";
-    shard->file = ::open(shard->temporary.c_str(), (goes_on ? O_RDWR : O_WRONLY | O_CREAT | O_TRUNC) | O_CLOEXEC, 0644);
+    shard->file = ::open(shard->temporary.c_str(), O_WRONLY | (goes_on ? 0 : O_CREAT | O_TRUNC) | O_CLOEXEC, 0644);
     if (shard->file < 0) write_failed(shard->temporary);
     shard->buffer.reserve(write_buffer_bytes + sizeof(std::uint32_t));
     open_ = std::move(shard);

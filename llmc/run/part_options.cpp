@@ -16,7 +16,26 @@ void fit_positions(const Options& options, ModelConfig& config) {
     config.max_seq_len = std::max<std::int64_t>(config.max_seq_len, options.seq_len);
 }
 
+// Begins the scaling that is asked for with its defaults, if the model has another one. `original_len`: llama3's
+// default of --rope-original-len; 0: that of a new model.
+void begin_asked_scaling(const Options& options, std::int64_t original_len, ModelConfig& config) {
+    const auto asked = options.architecture.find("rope-scaling");
+    if (asked == options.architecture.end()) return;
+    const auto scaling = static_cast<RopeScaling>(asked->second);
+    if (scaling == config.rope_scaling) return;
+    const ModelConfig plain;
+    config.rope_scaling = scaling;
+    config.rope_factor = plain.rope_factor;
+    config.rope_low_freq_factor = plain.rope_low_freq_factor;
+    config.rope_high_freq_factor = plain.rope_high_freq_factor;
+    config.own_rope_original_len = scaling == RopeScaling::llama3 ? original_len : 0;
+}
+
 void check_asked_scaling(const Options& options, const ModelConfig& config) {
+    const auto original_len = options.architecture.find("rope-original-len");
+    refuse_if(original_len != options.architecture.end() && original_len->second == 0,
+              "--rope-original-len 0: expected at least 1",
+              "Give the positions that the model had before it was scaled, or leave the option out.");
     const bool is_asked = options.architecture.contains("rope-scaling") && config.rope_scaling != RopeScaling::none;
     refuse_if(is_asked && config.rope_factor == 1, "--rope-scaling without a --rope-factor above 1: it scales nothing",
               "Give the factor: the new --seq-len over the positions that the model had, or --rope-scaling none.");
@@ -33,6 +52,7 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     } else {
         config = model_config(options.model);
     }
+    begin_asked_scaling(options, 0, config);
     apply(options.architecture, config);
     fit_positions(options, config);
     check_asked_scaling(options, config);
@@ -46,15 +66,7 @@ ModelConfig continued_model(const ModelConfig& model, const Options& options) {
     if (model.positions != PositionKind::rotary) return model;
     ModelConfig config = model;
     fit_positions(options, config);
-    const auto asked = options.architecture.find("rope-scaling");
-    if (asked != options.architecture.end() && static_cast<RopeScaling>(asked->second) != model.rope_scaling) {
-        const ModelConfig plain;
-        config.rope_scaling = static_cast<RopeScaling>(asked->second);
-        config.rope_factor = plain.rope_factor;
-        config.rope_low_freq_factor = plain.rope_low_freq_factor;
-        config.rope_high_freq_factor = plain.rope_high_freq_factor;
-        config.own_rope_original_len = config.rope_scaling == RopeScaling::llama3 ? model.max_seq_len : 0;
-    }
+    begin_asked_scaling(options, model.max_seq_len, config);
     for (const ModelField& field : model_fields()) {
         const auto given = options.architecture.find(field.name);
         if (field.may_change && given != options.architecture.end()) field.set(config, given->second);
@@ -157,8 +169,9 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
     std::vector<std::unique_ptr<Evaluation>> evaluations;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
     for (const auto& [asked, path] : asked_evaluations(options)) {
-        const bool any = path == options.hellaswag_data;   // llm.c's option: any multiple-choice file
-        const std::string content = read_questions(any ? "--hellaswag-data" : text("--eval ", asked->name), path);
+        // llm.c's option takes any multiple-choice file
+        const bool any = options.hellaswag && asked == &hellaswag_source;
+        const std::string content = read_questions(any ? "--hellaswag-data" : text("--evaluate ", asked->name), path);
         std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
         const NamedSource& found = source_of_questions(content, path);
         if (&found != asked && !(any && found.source != QuestionSource::lambada)) {

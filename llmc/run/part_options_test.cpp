@@ -5,6 +5,10 @@
 #include <algorithm>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/io/file.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/model/families/family.h"
 
 namespace {
 
@@ -84,10 +88,31 @@ TEST_CASE("part options: scaling without its numbers, and numbers without scalin
     CHECK(refused(plain, asked(1024, {{"rope-factor", 4}})).find("--rope-factor 4 without") != std::string::npos);
     CHECK(refused(plain, asked(1024, {{"rope-scaling", linear}, {"rope-factor", 0.5}})).find("--rope-factor 0.5") !=
           std::string::npos);
+    CHECK(refused(plain, asked(1024, {{"rope-scaling", llama3}, {"rope-factor", 4}, {"rope-original-len", 0}}))
+              .find("--rope-original-len 0: expected at least 1") != std::string::npos);
     for (const char* of_llama3 : {"rope-original-len", "rope-low-freq-factor", "rope-high-freq-factor"}) {
         const Options options = asked(1024, {{"rope-scaling", linear}, {"rope-factor", 4}, {of_llama3, 2}});
         CHECK(refused(plain, options).find("without --rope-scaling llama3") != std::string::npos);
     }
+}
+
+TEST_CASE("part options: --arch with another --rope-scaling than the file's begins with its defaults") {
+    TemporaryFolder folder;
+    Options options = asked(256);
+    options.arch = folder / "config.json";
+    ModelConfig model = model_config("llama:15M");
+    model = scaled(model, RopeScaling::llama3, 8, 64);
+    model.rope_high_freq_factor = 6;
+    write_whole(real_files(), options.arch, to_text(hugging_face_config(model, "float32")));
+    REQUIRE(described_model(options, 0).rope_factor == 8);
+    options.architecture = {{"rope-scaling", none}};
+    CHECK(described_model(options, 0).rope_scaling == RopeScaling::none);
+    options.architecture = {{"rope-scaling", linear}, {"rope-factor", 2}};
+    CHECK(described_model(options, 0).rope_factor == 2);
+    options.architecture = {{"rope-scaling", linear}};
+    CHECK_THROWS_AS(described_model(options, 0), Error);
+    options.architecture = {{"rope-scaling", llama3}};
+    CHECK(described_model(options, 0).rope_high_freq_factor == 6);
 }
 
 TEST_CASE("part options: a new rotary model has at least --seq-len positions, a learned one those of its name") {

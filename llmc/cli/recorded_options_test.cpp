@@ -1,0 +1,153 @@
+// Tests which options a resumed or branched run takes from its options.json.
+
+#include "llmc/cli/command_line.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "llmc/base/error.h"
+#include "llmc/io/file.h"
+#include "llmc/io/temporary_folder_testing.h"
+#include "llmc/model/field_values_testing.h"
+#include "llmc/run/part_options.h"
+
+namespace {
+
+Options parse(std::vector<std::string> arguments) { return parse_command_line(std::move(arguments)).options; }
+
+// Returns the message about these arguments, with the exit code in front.
+std::string complaint(std::vector<std::string> arguments) {
+    try {
+        parse_command_line(std::move(arguments));
+    } catch (const Error& error) {
+        return text(error.exit_code(), " ", error.what());
+    }
+    return "";
+}
+
+}   // namespace
+
+TEST_CASE("options: a resumed run has the recorded options where nothing else is given, however they are spelled") {
+    TemporaryFolder folder;
+    const std::string config = folder / "run.cfg", out = folder / "out";
+    auto value = [](const CommandLine& line, const std::string& name) {
+        const auto found = std::ranges::find(line.texts, name, &OptionText::name);
+        return found == line.texts.end() ? "(none)" : found->value;
+    };
+    RunRecord record;
+    record.options = parse_command_line(
+                         {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
+                         .texts;
+    write_run_record(real_files(), out, record);
+    write_whole(real_files(), config, "warmup=5\n");
+
+    const CommandLine line = parse_command_line({"--resume", "-o", out, "--config", config, "--seed", "7"});
+    CHECK(line.options.lr == 2e-3f);
+    CHECK(line.options.micro_batch == 2);
+    CHECK(line.options.val_max_batches == 20);
+    CHECK(line.options.recompute == Recompute::block);
+    CHECK(!line.options.master_weights);
+    CHECK(line.options.warmup == 5);       // from the file
+    CHECK(line.options.seed == 7);         // from the command line
+    CHECK(line.options.stop_after == 0);   // belongs to that start alone
+    CHECK(line.options.output_dir == out);
+    CHECK(value(line, "lr") == "0.002");
+    CHECK(value(line, "recompute") == "block");
+    const std::vector<ChangedOption> changed = changed_options(record.options, line.texts);
+    REQUIRE(changed.size() == 2);
+    CHECK(changed[0].name == "warmup");
+    CHECK(changed[0].recorded == "0");
+    CHECK(changed[1].now == "7");
+    CHECK(changed_options(record.options, parse_command_line({"--resume", "-o", out, "--lr=0.0020", "-w", "false",
+                                                              "--recompute", "block", "-m", "10"})
+                                              .texts)
+              .empty());
+    CHECK(std::ranges::count(line.texts, true, &OptionText::of_one_start) == 14);
+    CHECK(!parse_command_line({"-o", out}).recorded);
+    std::ranges::find(record.options, "tp", &OptionText::name)->value = "none";
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --tp none: expected an integer") == 0);
+    record.options.insert(record.options.begin(), {"no-such-option", "1"});
+    write_run_record(real_files(), out, record);
+    CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
+}
+
+TEST_CASE("options: another --rope-scaling leaves the recorded numbers of the run's scaling behind") {
+    TemporaryFolder folder;
+    const std::string out = folder / "out";
+    RunRecord record;
+    record.options = parse_command_line({"--rope-scaling", "llama3", "--rope-factor", "4", "--rope-high-freq-factor",
+                                         "6", "--rope-original-len", "128", "--rope-theta", "80000", "-o", "else"})
+                         .texts;
+    write_run_record(real_files(), out, record);
+    constexpr auto none = static_cast<double>(RopeScaling::none), linear = static_cast<double>(RopeScaling::linear),
+                   llama3 = static_cast<double>(RopeScaling::llama3);
+    ModelConfig model = custom_model_config(2, 4, 64, 1024);
+    model.positions = PositionKind::rotary;
+    const ModelChoices of_run = parse({"--resume", "-o", out}).architecture;
+    apply(of_run, model);
+    using Arguments = std::vector<std::string>;
+    for (const Arguments& begin : {Arguments{"--resume", "-o", out}, {"--branch-from", out, "-o", folder / "branch"}}) {
+        const auto continued = [&](const Arguments& more) {
+            Arguments all = begin;
+            all.insert(all.end(), more.begin(), more.end());
+            const Options options = parse(all);
+            continued_model(model, options);
+            return options.architecture;
+        };
+        CHECK(continued({"--rope-scaling", "none"}) == ModelChoices{{"rope-scaling", none}, {"rope-theta", 8e4}});
+        CHECK(continued({"--rope-scaling", "linear", "--rope-factor", "8"}) ==
+              ModelChoices{{"rope-scaling", linear}, {"rope-factor", 8}, {"rope-theta", 8e4}});
+        CHECK_THROWS_WITH_AS(continued({"--rope-scaling", "linear"}),
+                             doctest::Contains("--rope-scaling without a --rope-factor above 1"), Error);
+        const ModelChoices recorded{{"rope-scaling", llama3},
+                                    {"rope-factor", 4},
+                                    {"rope-high-freq-factor", 6},
+                                    {"rope-original-len", 128},
+                                    {"rope-theta", 8e4}};
+        CHECK(continued({"--rope-scaling", "llama3"}) == recorded);
+        ModelChoices more = recorded;
+        more["rope-factor"] = 16;
+        CHECK(continued({"--rope-factor", "16"}) == more);
+    }
+}
+
+TEST_CASE("options: a recorded evaluation has today's name") {
+    TemporaryFolder folder;
+    RunRecord record;
+    const std::pair<const char*, const char*> names[] = {
+        {"arc", "arc_easy"},
+        {"mmlu,arc=data/arc,piqa", "mmlu,arc_easy=data/arc,piqa"},
+        {"arc,mmlu=x/arc", "arc_easy,mmlu=x/arc"},
+        {"arc_challenge,arc_easy", "arc_challenge,arc_easy"},
+        {"", ""},
+    };
+    for (const auto& [then, now] : names) {
+        record.options = {{"evaluate", then}};
+        write_run_record(real_files(), folder.path(), record);
+        CHECK(parse({"--resume", "-o", folder.path()}).evaluations == now);
+    }
+    CHECK(complaint({"--evaluate", "arc"}).find("'arc' is no evaluation") != std::string::npos);
+}
+
+TEST_CASE("options: every value of every field of the model comes back from options.json") {
+    TemporaryFolder folder;
+    const std::string out = folder / "out";
+    for (const ModelField& field : model_fields()) {
+        const ModelConfig plain = plain_for(field, custom_model_config(3, 4, 64));
+        for (const double value : values_to_try(field, plain)) {
+            if (field.basic) continue;
+            ModelConfig wanted = plain;
+            field.set(wanted, value);
+            const CommandLine first =
+                parse_command_line({text("--", field.name), field.value_of(wanted), "-o", "else"});
+            RunRecord record;
+            record.options = first.texts;
+            write_run_record(real_files(), out, record);
+            const Options resumed = parse_command_line({"--resume", "-o", out}).options;
+            INFO(std::string(field.name), " ", field.value_of(wanted));
+            CHECK(resumed.architecture == ModelChoices{{field.name, value}});
+        }
+    }
+}
