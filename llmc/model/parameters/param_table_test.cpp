@@ -148,7 +148,8 @@ TEST_CASE("param_table: Muon makes updates of all matrices of layers orthogonal,
     ModelConfig mixture = model_config("llama:125M");
     mixture.experts = 4, mixture.shared_experts = 1;
     for (const ModelConfig& config : {model_config("llama:125M"), mixture}) {
-        for (const ParamInfo& param : ParamTable(config).all()) {
+        const ParamTable table(config);
+        for (const ParamInfo& param : table.all()) {
             INFO(param.name);
             CHECK(param.orthogonal == (param.is_matrix() && param.layer >= 0));
         }
