@@ -286,7 +286,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
-    std::optional<SafetensorsFile> first, own;   // of the first replica, of this one
+    std::optional<SafetensorsFile> first, own;   // files of the first replica and of this one
     int unit = -1;                               // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];

@@ -106,7 +106,7 @@ int checked_zero_group(int ranks, int zero_group);
 // A replica as a mesh of its own, for models that differ between replicas (local steps). A replica must have whole
 // sequences: zero_group is a multiple of cp.
 struct Replica {
-    MeshShape mesh;       // of one replica
+    MeshShape mesh;       // ranks of one replica
     MeshCoordinates at;   // in it
     int number, replicas;
 };
