@@ -306,12 +306,9 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         "--zero-group", o.zero_group, 0, kMost,
         "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same");
     taken_by(train, check);
-    number(
-        "--local-steps", o.local.every, 0, kMost,
-        "steps that groups of --zero-group ranks take with gradients of their own, before they move together; 0: they "
-        "sum gradients in every step");
-    number("--outer-lr", o.local.lr, 0, 1e6f, "rate at which --local-steps move towards the average of the groups");
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "Nesterov's momentum of --local-steps' moves");
+    number("--local-steps", o.local.every, 0, kMost, "unfinished").hidden();
+    number("--outer-lr", o.local.lr, 0, 1e6f, "unfinished").hidden();
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "unfinished").hidden();
     taken_by(train, check, evaluate);
     number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");

@@ -427,7 +427,7 @@ std::vector<Layout> replicas_with(const LocalSteps& local) {
     std::vector<Layout> layouts{{2, 0},
                                 {4, 0},
                                 {4, 1},
-                                {4, 2, false},
+                                {4, 2},
                                 {4, 3},
                                 all_axes(2, 1, 1, 2, 0),
                                 all_axes(1, 2, 1, 2, 0),

@@ -72,7 +72,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     stage_.begin_expert_totals();
     // a rank without losses adds 0 to the sum over ranks
     CUDA_CHECK(cudaMemsetAsync(&numbers->loss, 0, sizeof numbers->loss, stream));
-    // gradients are a mean over the replica's tokens, losses over all
+    // so that the mean of the replicas' gradients is that over all tokens
     const float replicas = static_cast<float>(stage_.options().replicas);
     pipeline_.train(schedule, read, token_share * replicas, [&] {
         if (!stage_.adds_losses()) return;

@@ -81,7 +81,11 @@ void CheckpointKeeper::begin_save(const std::string& folder, const RunState& sta
     save_.emplace(parts_.files, folder, state.step,
                   CheckpointRanks{agreement_.rank(), agreement_.ranks(),
                                   [this](const std::string& own) { return agreement_.gather(own); },
-                                  [this] { return gatherer_.local_work(); }});
+                                  [this]() -> std::shared_ptr<void> {
+                                      if (parts_.groups.outer == nullptr) return gatherer_.local_work();
+                                      return std::make_shared<Communicator::LocalWork>(parts_.groups.world,
+                                                                                       "writes a file");
+                                  }});
     const CheckpointExtras extras{parts_.tokenizer_file, choices, [this] { parts_.metrics.sync(); },
                                   std::move(afterwards)};
     start_save(*save_, state, tensors, *host_tensors_, extras, gatherer_);
