@@ -24,7 +24,7 @@ whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: th
 # both. In bf16 it runs the covering set's sample, in which every pair of settings stands, and what is bf16's own; PART=bf16
 # runs the rest.
 fp32_alone='certificate: *,layouts of several axes:*,optimizer: Muon and*,optimizer: Muon of*,optimizer: every layout*'
-fp32_alone+=',covering set: it is*,plan: the memory*'
+fp32_alone+=',covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*'
 bf16_own='certificate: *bf16*,certificate: bytes*,certificate: memory*,certificate: what*,certificate: a sample of ranks*'
 model_in_bf16() { build/cpu-bf16/unit_test -tce="$fp32_alone" && build/cpu-bf16/unit_test -tc="$bf16_own"; }
 
