@@ -24,6 +24,7 @@ inline constexpr std::array<Axis, 8> mesh_axes{Axis::pp,    Axis::dp, Axis::cp, 
 
 class AxisSet {
 public:
+    constexpr AxisSet() = default;   // nvcc 13.0 makes {} a list of one axis without it
     constexpr AxisSet(std::initializer_list<Axis> axes) {
         for (Axis axis : axes) bits_ |= 1u << static_cast<unsigned>(axis);
     }
