@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "llmc/cuda_on_cpu/checks/test_device.h"
+#include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
 #include "llmc/kernels/attention/attention_testing.h"
 #include "llmc/kernels/ptx/ptx.cuh"
 
@@ -108,6 +110,22 @@ TEST_CASE(
     const Damaged damaged(Damage::tma_store);
     CHECK(self_check(device.stream).empty());
     CHECK(sm90_attention_refusal().starts_with("self-check: instruction tma_store: "));
+}
+
+TEST_CASE("self_check: an instruction that stops the device is named, with another attention to use") {
+    host::TestDevice device(host::parse_checks("memory"));
+    const host::WatchedCalls without_fences([](const char* instruction, const host::Site&) {
+        return std::string_view(instruction) != "mbarrier_init_fence";
+    });
+    try {
+        sm90_attention_refusal();
+        FAIL("the fault was not told");
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::no_device);
+        CHECK(error.message().starts_with("self-check: instruction tma_load stops the device: "));
+        CHECK(error.hint().starts_with("Use --attention library, or own, and"));
+    }
+    device->take_fault();
 }
 
 TEST_CASE("self_check: where something is wrong own attention of bf16 leaves tensor cores and is right again") {

@@ -255,6 +255,9 @@ inline void deliver(const TensorLoad& load) {
 }
 
 inline void tma_store(const TensorMap& map, std::uintptr_t source, Coordinates to) {
+    if (std::ranges::any_of(to.at, [](int c) { return c < 0; })) {
+        fault("a copy to global memory begins before the tensor, which is an illegal instruction on an H200");
+    }
     const std::uint32_t offset = panel_offset(source);
     const auto first = block_state().seen.begin() + offset;
     if (std::memcmp(&*first, shared_bytes_at(offset), box_bytes(map)) != 0) {

@@ -35,6 +35,7 @@ enum class Mistake {
     operand_overwritten,
     no_proxy_fence,
     source_written,
+    store_before_tensor,
     no_store_commit,
     no_store_wait,
 };
@@ -91,7 +92,7 @@ __global__ void small_product(const __grid_constant__ TensorMap in, const __grid
     if (mistake != Mistake::no_proxy_fence) fence_proxy_async(staging + warp * 16 * 128, 16 * 128);
     __syncthreads();
     if (thread != 0) return;
-    tma_store(back, staging, 0, 0, 0, 0);
+    tma_store(back, staging, mistake == Mistake::store_before_tensor ? -8 : 0, 0, 0, 0);
     if (mistake != Mistake::no_store_commit) tma_store_commit();
     if (mistake == Mistake::source_written) out[7] ^= 1;
     if (mistake != Mistake::no_store_wait) tma_store_wait();
@@ -161,6 +162,7 @@ TEST_CASE("sm90: models: a mistake is a fault that says which") {
           {Mistake::operand_overwritten, "operands of a product were overwritten"},
           {Mistake::no_proxy_fence, "stored without a fence_proxy_async"},
           {Mistake::source_written, "the source of a copy to global memory was written"},
+          {Mistake::store_before_tensor, "begins before the tensor"},
           {Mistake::no_store_commit, "ends while its stores are under way"},
           {Mistake::no_store_wait, "ends while its stores are under way"}}) {
         const std::string fault = outcome_of(mistake).fault;

@@ -10,7 +10,7 @@
 // Operands of copies and products lie in dynamic shared memory (DYNAMIC_SHARED), in panels: rows of 64 bf16 (128
 // bytes), 16-byte pieces swizzled as a TensorMap's boxes are, each panel at a multiple of 1,024 bytes.
 //
-// Not yet run on a GPU. Source: PTX ISA 9.0, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix
+// Source: PTX ISA 9.0, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix
 // Instructions".
 #pragma once
 
@@ -96,7 +96,8 @@ __device__ __forceinline__ void tma_load(SharedAddress target, const TensorMap& 
         : "memory");
 }
 
-// Copies a box from shared memory to the tensor; the calling thread commits and waits.
+// Copies a box from shared memory to the tensor; the calling thread commits and waits. No coordinate is negative: an
+// H200 ends the kernel with an illegal instruction then (loads may begin there, and stores may end outside).
 __device__ __forceinline__ void tma_store(const TensorMap& map, SharedAddress source, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

@@ -39,8 +39,10 @@ struct CheckedTensor {
     static int place(int channel, int t, int h, int b) { return b * batch + h * head + t * token + channel; }
 };
 
-// Corners of the tried boxes: first channel and token; some lie outside, in every direction.
+// Corners of the tried boxes: first channel and token. Boxes that are loaded lie outside in every direction, those that
+// are stored only beyond the end.
 inline constexpr int box_corners[][2] = {{0, 0}, {64, 12}, {8, -5}, {-16, 3}};
+inline constexpr int stored_corners[][2] = {{0, 0}, {64, 12}, {8, 3}};
 inline constexpr int box_elements = CheckedTensor::box_tokens * 64;
 
 template <class T>
@@ -98,7 +100,7 @@ __global__ void store_box(T*, const __grid_constant__ TensorMap map, int channel
 }
 
 inline std::string tma_store(Arena& arena, cudaStream_t stream) {
-    for (const auto& [channel, token] : box_corners) {
+    for (const auto& [channel, token] : stored_corners) {
         const CheckedTensor tensor(arena, stream);
         launch(store_box<std::uint16_t>, Launch(1, 32, 2 * box_elements, stream), nullptr, tensor.map, channel, token);
         std::vector<double> expected(CheckedTensor::count);
