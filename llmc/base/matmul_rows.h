@@ -27,8 +27,9 @@ struct MatmulRow {
 
 // clang-format off
 inline constexpr MatmulRow matmul_rows[] = {
-    {"forward",                CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::none},
+    {"forward",                CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::another},
     {"forward + bias",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          MatmulAddend::another},
+    {"forward + gelu",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX,      MatmulAddend::none},
     {"forward + bias + gelu",  CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, MatmulAddend::none},
     {"input gradient",         CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
     {"input gradient x gelu'", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         MatmulAddend::none},
@@ -36,8 +37,9 @@ inline constexpr MatmulRow matmul_rows[] = {
     {"weight gradient",        CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
     {"weight + bias gradient", CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB,        MatmulAddend::output},
     {"weight + bias gradient", CUDA_R_16BF, CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB,        MatmulAddend::output},
-    {"forward",                CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::none},
+    {"forward",                CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::another},
     {"forward + bias",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS,          MatmulAddend::another},
+    {"forward + gelu",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX,      MatmulAddend::none},
     {"forward + bias + gelu",  CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, MatmulAddend::none},
     {"input gradient",         CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,       MatmulAddend::output},
     {"input gradient x gelu'", CUDA_R_32F,  CUDA_R_32F,  CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU,         MatmulAddend::none},

@@ -135,10 +135,11 @@ host::Access access(const void* data, const Layout& m, bool write) {
 host::GemmEpilogue epilogue_of(const MatmulRow& row) {
     switch (row.epilogue) {
         case CUBLASLT_EPILOGUE_BIAS: return host::GemmEpilogue::bias;
-        case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: return host::GemmEpilogue::bias_gelu;
+        case CUBLASLT_EPILOGUE_GELU_AUX:
+        case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: return host::GemmEpilogue::gelu;
         case CUBLASLT_EPILOGUE_DGELU: return host::GemmEpilogue::dgelu;
         case CUBLASLT_EPILOGUE_BGRADB: return host::GemmEpilogue::row_sums;
-        default: return host::GemmEpilogue::none;
+        default: return row.addend == MatmulAddend::another ? host::GemmEpilogue::bias : host::GemmEpilogue::none;
     }
 }
 
@@ -156,7 +157,7 @@ host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, cons
     g.output_bf16 = row.output == CUDA_R_16BF;
     g.added = added;
     g.epilogue = epilogue_of(row);
-    g.bias = const_cast<void*>(desc.bias);   // some epilogues write it
+    if (has_bias(row)) g.bias = const_cast<void*>(desc.bias);   // some epilogues write it
     g.aux = desc.aux, g.aux_stride = desc.aux_ld;
     return g;
 }

@@ -200,18 +200,17 @@ struct Finish {
     const float* __restrict sums;
     T* __restrict d;
     const T* __restrict added;   // read by the bias epilogue only
-    const T* __restrict bias;
+    const T* __restrict bias;    // null: none
     T* __restrict aux;
 };
 
-template <GemmEpilogue epilogue, bool accumulate, class T>
+template <GemmEpilogue epilogue, bool accumulate, bool biased, class T>
 void finish_row(const Finish<T>& row, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float x = row.sums[i];
         if constexpr (accumulate) x += widen(epilogue == GemmEpilogue::bias ? row.added[i] : row.d[i]);
-        if constexpr (epilogue == GemmEpilogue::bias) x += widen(row.bias[i]);
-        if constexpr (epilogue == GemmEpilogue::bias_gelu) {
-            x += widen(row.bias[i]);
+        if constexpr (biased) x += widen(row.bias[i]);
+        if constexpr (epilogue == GemmEpilogue::gelu) {
             narrow(x, &row.aux[i]);
             x = vector_gelu(x);
         }
@@ -226,9 +225,14 @@ void finish_tile(const Gemm& g, Range m, Range n, const float* sums) {
         int64_t row = m.begin + r;
         Finish<T> pointers{sums + r * n.size, static_cast<T*>(g.d) + row * g.d_stride + n.begin,
                            static_cast<const T*>(g.added) + row * g.d_stride + n.begin,
-                           static_cast<const T*>(g.bias) + n.begin,
+                           g.bias == nullptr ? nullptr : static_cast<const T*>(g.bias) + n.begin,
                            static_cast<T*>(g.aux) + row * g.aux_stride + n.begin};
-        finish_row<epilogue, accumulate, T>(pointers, n.size);
+        constexpr bool may_have_bias = epilogue == GemmEpilogue::bias || epilogue == GemmEpilogue::gelu;
+        if (may_have_bias && g.bias != nullptr) {
+            finish_row<epilogue, accumulate, may_have_bias, T>(pointers, n.size);
+        } else {
+            finish_row<epilogue, accumulate, false, T>(pointers, n.size);
+        }
     }
 }
 
@@ -242,7 +246,7 @@ void finish_tile(const Gemm& g, Range m, Range n, const float* sums) {
         case GemmEpilogue::bias:
             if (g.added) return finish_tile<GemmEpilogue::bias, true, T>(g, m, n, sums);
             return finish_tile<GemmEpilogue::bias, false, T>(g, m, n, sums);
-        case GemmEpilogue::bias_gelu: return finish_tile<GemmEpilogue::bias_gelu, false, T>(g, m, n, sums);
+        case GemmEpilogue::gelu: return finish_tile<GemmEpilogue::gelu, false, T>(g, m, n, sums);
         case GemmEpilogue::dgelu: return finish_tile<GemmEpilogue::dgelu, false, T>(g, m, n, sums);
     }
 }

@@ -15,10 +15,10 @@ namespace host {
 
 enum class GemmEpilogue : std::uint8_t {
     none,
-    bias,        // D = AB + bias
-    bias_gelu,   // aux = AB + bias, D = gelu(aux)
-    dgelu,       // D = AB * gelu'(aux)
-    row_sums,    // bias(M) = sums of op(A)'s rows, for a transposed A
+    bias,       // D = AB + bias, which may be null
+    gelu,       // aux = AB + bias, which may be null; D = gelu(aux)
+    dgelu,      // D = AB * gelu'(aux)
+    row_sums,   // bias(M) = sums of op(A)'s rows, for a transposed A
 };
 
 // How bf16 operands are multiplied. automatic: natively if multiplies_bf16(), else widened.

@@ -95,7 +95,7 @@ double error_of(const Case& c) {
                 expected += (c.a_transposed ? a.at(k, m) : a.at(m, k)) * (c.b_transposed ? b.at(n, k) : b.at(k, n));
             }
             if (c.epilogue == host::GemmEpilogue::bias) expected += bias.at(0, n);
-            if (c.epilogue == host::GemmEpilogue::bias_gelu) {
+            if (c.epilogue == host::GemmEpilogue::gelu) {
                 expected += bias.at(0, n);
                 worst = std::max(worst, std::abs(aux.at(m, n) - expected) / scale);
                 expected = gelu(expected);
@@ -115,8 +115,8 @@ void check_all(Case c) {
         c.a_transposed = form & 1;
         c.b_transposed = form & 2;
         for (host::GemmEpilogue epilogue :
-             {host::GemmEpilogue::none, host::GemmEpilogue::bias, host::GemmEpilogue::bias_gelu,
-              host::GemmEpilogue::dgelu, host::GemmEpilogue::row_sums}) {
+             {host::GemmEpilogue::none, host::GemmEpilogue::bias, host::GemmEpilogue::gelu, host::GemmEpilogue::dgelu,
+              host::GemmEpilogue::row_sums}) {
             if (epilogue == host::GemmEpilogue::row_sums && !c.a_transposed) continue;
             c.epilogue = epilogue;
             c.accumulate = false;
@@ -124,7 +124,7 @@ void check_all(Case c) {
             CAPTURE(static_cast<int>(epilogue));
             double tolerance = c.output_bf16 ? 4e-2 : 2e-5;   // bf16 rounds results of up to about 4 sqrt(K) by 2^-9
             CHECK(error_of(c) < tolerance);
-            if (epilogue == host::GemmEpilogue::bias_gelu || epilogue == host::GemmEpilogue::dgelu) continue;
+            if (epilogue == host::GemmEpilogue::gelu || epilogue == host::GemmEpilogue::dgelu) continue;
             c.accumulate = true;
             CHECK(error_of(c) < tolerance);
         }

@@ -81,8 +81,8 @@ public:
                      cudaStream_t stream);
 
     // Computes out = residual(M,N) + in weight^T + bias. Rows have no gaps, and `out` is not `residual`. Rounded once;
-    // twice where a kernel of its own adds the residual, because cuBLASLt has no algorithm for it (`unfused` says so)
-    // or `bias` is null.
+    // twice where a kernel of its own adds the residual, because cuBLASLt has no algorithm for it (`unfused` says so),
+    // and where cuBLASLt itself rounds the product before it adds. `bias` may be null.
     template <class T>
     void forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                      cudaStream_t stream);

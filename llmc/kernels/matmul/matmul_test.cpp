@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "llmc/base/rng.h"
@@ -61,6 +62,12 @@ struct TestMatrix {
     }
 };
 
+bool on_gpu() {
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    return !std::string_view(properties.name).starts_with("CPU");
+}
+
 double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 double gelu_derivative(double x) { return (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6; }
 
@@ -82,6 +89,12 @@ std::vector<double> product(int rows, int columns, int depth, Left left, Right r
 template <class T>
 double tolerance(int depth) {
     return (sizeof(T) == 2 ? 2e-2 : 2e-5) * std::sqrt(static_cast<double>(depth)) + 1e-6;
+}
+
+// Where a product is added to bf16 numbers, cuBLASLt may round the product before it adds (seen on an H200).
+template <class T>
+double sum_tolerance(int depth) {
+    return (sizeof(T) == 2 ? 2 : 1) * tolerance<T>(depth);
 }
 
 struct Sizes {
@@ -114,14 +127,22 @@ void check_forward(const Sizes& s) {
         for (int i = 0; i < s.M * s.N; i++) sum[static_cast<std::size_t>(i)] += residual.at(i / s.N, i % s.N);
         matmul.forward_add<T>(out.data(), residual.data(), in.data(), weight.data(), bias.data(), shape_of(s),
                               device.stream);
-        CHECK(out.error(sum) < tolerance<T>(s.K));
+        CHECK(out.error(sum) < sum_tolerance<T>(s.K));
+        for (int i = 0; i < s.M * s.N; i++) sum[static_cast<std::size_t>(i)] -= bias.at(0, i % s.N);
+        matmul.forward_add<T>(out.data(), residual.data(), in.data(), weight.data(), nullptr, shape_of(s),
+                              device.stream);
+        CHECK(out.error(sum) < sum_tolerance<T>(s.K));
     }
     TestMatrix<T> pre_gelu(device, s.M, s.N, s.gap, 5);
-    matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), bias.data(), shape_of(s),
-                           device.stream);
-    CHECK(pre_gelu.error(expected) < tolerance<T>(s.K));
-    for (double& x : expected) x = gelu(x);
-    CHECK(out.error(expected) < tolerance<T>(s.K));
+    for (const bool biased : {true, false}) {
+        matmul.forward_gelu<T>(out.data(), pre_gelu.data(), in.data(), weight.data(), biased ? bias.data() : nullptr,
+                               shape_of(s), device.stream);
+        CHECK(pre_gelu.error(expected) < tolerance<T>(s.K));
+        std::vector<double> activated = expected;
+        for (double& x : activated) x = gelu(x);
+        CHECK(out.error(activated) < tolerance<T>(s.K));
+        for (int i = 0; i < s.M * s.N; i++) expected[static_cast<std::size_t>(i)] -= bias.at(0, i % s.N);
+    }
 }
 
 template <class T>
@@ -135,7 +156,7 @@ void check_input_gradient(const Sizes& s) {
     std::vector<double> expected = gradient;
     for (int i = 0; i < s.M * s.K; i++) expected[static_cast<std::size_t>(i)] += dinp.at(i / s.K, i % s.K);
     matmul.input_gradient<T>(dinp.data(), dout.data(), weight.data(), shape_of(s), true, device.stream);
-    CHECK(dinp.error(expected) < tolerance<T>(s.N));
+    CHECK(dinp.error(expected) < sum_tolerance<T>(s.N));
     matmul.input_gradient<T>(dinp.data(), dout.data(), weight.data(), shape_of(s), false, device.stream);
     CHECK(dinp.error(gradient) < tolerance<T>(s.N));
     for (int i = 0; i < s.M * s.K; i++) {
@@ -143,7 +164,7 @@ void check_input_gradient(const Sizes& s) {
             gradient[static_cast<std::size_t>(i)] * gelu_derivative(pre_gelu.at(i / s.K, i % s.K));
     }
     matmul.input_gradient_gelu<T>(dinp.data(), dout.data(), weight.data(), pre_gelu.data(), shape_of(s), device.stream);
-    CHECK(dinp.error(expected) < tolerance<T>(s.N));
+    CHECK(dinp.error(expected) < 1.13 * tolerance<T>(s.N));   // the derivative's largest value is 1.129
 }
 
 template <class T, class G>
@@ -157,7 +178,7 @@ void check_parameter_gradients(const Sizes& s) {
     std::vector<double> expected = gradient;
     for (int i = 0; i < s.N * s.K; i++) expected[static_cast<std::size_t>(i)] += dweight.at(i / s.K, i % s.K);
     matmul.weight_gradient<T, G>(dweight.data(), dout.data(), in.data(), shape_of(s), true, device.stream);
-    CHECK(dweight.error(expected) < tolerance<G>(s.M));
+    CHECK(dweight.error(expected) < sum_tolerance<G>(s.M));
     matmul.weight_gradient<T, G>(dweight.data(), dout.data(), in.data(), shape_of(s), false, device.stream);
     CHECK(dweight.error(gradient) < tolerance<G>(s.M));
 
@@ -178,7 +199,7 @@ void check_parameter_gradients(const Sizes& s) {
             for (double& value : values) value *= times;
             return values;
         };
-        CHECK(dweight.error(scaled(gradient)) < times * tolerance<G>(s.M));
+        CHECK(dweight.error(scaled(gradient)) < times * (accumulate ? sum_tolerance<G>(s.M) : tolerance<G>(s.M)));
         CHECK(dbias.error(scaled(sums)) < times * tolerance<G>(s.M));
     };
     check_both(false, 1);
@@ -352,6 +373,10 @@ TEST_CASE("matmul: where cuBLASLt has no algorithm with GELU, GELU is a kernel o
     CHECK(pre_gelu.error(expected) < tolerance<T>(8));
     for (double& x : expected) x = gelu(x);
     CHECK(out.error(expected) < tolerance<T>(8));
+    if (on_gpu() && matmul.unfused().empty()) {
+        MESSAGE("skipped: this cuBLASLt has an algorithm");
+        return;
+    }
     REQUIRE(matmul.unfused().size() == 1);
     CHECK(matmul.unfused()[0].find("forward + bias + gelu") != std::string::npos);
 

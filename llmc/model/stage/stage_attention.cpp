@@ -38,7 +38,7 @@ StageAttention::Fastest StageAttention::fastest() const {
                     attention.backward(layer_.backward_arguments(a_, {}), stream);
                 },
                 stream, 5);
-            if (seconds < least) least = seconds, fastest.kind = kind;
+            if (clearly_faster(seconds, least)) least = seconds, fastest.kind = kind;
         } catch (const Error& error) {   // own attention serves even if another fails
             if (error.kind() != ErrorKind::no_device) throw;
             CUDA_CHECK(cudaStreamSynchronize(stream));
