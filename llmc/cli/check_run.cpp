@@ -279,7 +279,7 @@ void RunCheck::check_kernels() {
         const std::vector<std::string> wrong = self_check(stream_.get());
         if (wrong.empty()) return "they compute what plain ones do";
         use_tensor_cores(false);
-        Log().warning("own attention would run on fp32 multiply-adds, slowly: %s", wrong.front().c_str());
+        Log().warning("own attention and experts would run on fp32 multiply-adds, slowly: %s", wrong.front().c_str());
         return "but for what is said above";
     });
 }

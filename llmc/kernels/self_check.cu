@@ -171,7 +171,16 @@ std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
     std::vector<std::string> result;
     Arena arena;
     for (const InstructionCheck& check : checks) {
-        const std::string difference = check.run(arena, stream);
+        const std::string difference = [&] {
+            try {
+                return check.run(arena, stream);
+            } catch (const Error& error) {   // nothing runs on the device after a fault
+                throw Error(ErrorKind::no_device,
+                            text("self-check: instruction ", check.instruction, " stops the device: ", error.message()),
+                            text("Use --attention library, or own", sm90 ? "" : " in a build with PRECISION=fp32",
+                                 ", and please report it."));
+            }
+        }();
         if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
     }
     for (const auto& [HS, tokens] : sizes) {
@@ -230,5 +239,5 @@ void check_hardware(cudaStream_t stream) {
     if (disagreements.empty()) return;
     const Log log;
     for (const std::string& what : disagreements) log.warning("self-check: %s", what.c_str());
-    log.warning("own attention runs on fp32 multiply-adds, slowly: this device disagrees with what it should compute");
+    log.warning("own attention and experts run on slow multiply-adds: this device does not compute what it should");
 }

@@ -2,8 +2,8 @@
 // small shapes, at the first use of a type of device.
 //
 // Why: a kernel that could be tested only on models of the hardware must not train wrongly because a model is wrong.
-// Each disagreement is named, and for the rest of the process own bf16 attention runs on fp32 multiply-adds
-// (use_tensor_cores in attention.h), which is slow and plain.
+// Each disagreement is named, and for the rest of the process own bf16 kernels run on fp32 multiply-adds
+// (use_tensor_cores in attention.h), which are slow and plain.
 #pragma once
 
 #include <cuda_runtime.h>
