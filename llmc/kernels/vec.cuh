@@ -22,10 +22,20 @@ struct alignas(16) Vec {
     static_assert(N * sizeof(T) % 16 == 0, "a Vec is a whole number of 16-byte packets");
     static constexpr int size = N;
     static constexpr int packets = static_cast<int>(N * sizeof(T) / 16);
-    T values[N];
+#ifdef __CUDACC__   // nvcc would keep each 16-bit element in a register of its own
+    using Stored = std::conditional_t<sizeof(T) == 2, uint4, T>;
+#else
+    using Stored = T;
+#endif
+    Stored values[N * sizeof(T) / sizeof(Stored)];
 
-    __device__ __forceinline__ T& operator[](int i) { return values[i]; }
-    __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
+    __device__ __forceinline__ T& operator[](int i) {
+        if constexpr (std::is_same_v<Stored, T>)
+            return values[i];
+        else
+            return reinterpret_cast<T*>(values)[i];
+    }
+    __device__ __forceinline__ const T& operator[](int i) const { return const_cast<Vec&>(*this)[i]; }
 };
 
 template <class T>
@@ -136,7 +146,7 @@ __device__ __forceinline__ void store8(T* p, std::int64_t i, Extent extent, cons
 
 // Kernels compute on eight floats: to_floats converts loaded elements, round_to converts elements to store. A loop over
 // both element types at once would be the same on a GPU, but on a CPU half as wide at best: compilers want elements of
-// one size.
+// one size. On a GPU, bf16 elements stay two in a word: nvcc gives elements that are named one by one a register each.
 template <class T>
 __device__ __forceinline__ Vec8<float> to_floats(const Vec8<T>& v) {
     if constexpr (std::is_same_v<T, float>) {
@@ -145,8 +155,12 @@ __device__ __forceinline__ Vec8<float> to_floats(const Vec8<T>& v) {
         return widened8<Vec8<float>>(v);
     } else {
         Vec8<float> result;
+#ifdef __CUDACC__
+        const unsigned words[4] = {v.values[0].x, v.values[0].y, v.values[0].z, v.values[0].w};
 #pragma unroll
-        for (int k = 0; k < 8; k++) result[k] = static_cast<float>(v[k]);
+        for (int k = 0; k < 8; k++)
+            result[k] = __uint_as_float(k % 2 == 0 ? words[k / 2] << 16 : words[k / 2] & 0xffff0000u);
+#endif
         return result;
     }
 }
@@ -158,8 +172,11 @@ __device__ __forceinline__ Vec8<T> round_to(const Vec8<float>& v) {
         return narrowed8<Vec8<T>>(v);
     } else {
         Vec8<T> result;
+#ifdef __CUDACC__   // two by one instruction
+        auto* const pairs = reinterpret_cast<__nv_bfloat162*>(&result);
 #pragma unroll
-        for (int k = 0; k < 8; k++) result[k] = static_cast<T>(v[k]);
+        for (int i = 0; i < 4; i++) pairs[i] = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+#endif
         return result;
     }
 }

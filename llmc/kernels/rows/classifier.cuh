@@ -49,7 +49,7 @@ inline void sum_losses(double* total, const float* losses, int n, float scale, b
 // them.
 //
 // If two blocks of a multiprocessor can both keep their rows in shared memory, a row is read from memory once.
-// Otherwise it is read again, mostly from the L2 cache. Not yet run on a GPU.
+// Otherwise it is read again, mostly from the L2 cache.
 
 constexpr int kClassifierThreads = 1024;
 constexpr int kPiecesAhead = 4;   // pieces whose copies are under way while a thread waits for one

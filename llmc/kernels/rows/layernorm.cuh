@@ -86,10 +86,12 @@ __device__ __forceinline__ void normalise_row(const RowOfThread<AnyExtent>& row,
     PieceSum<AnyExtent> squares;
 #pragma unroll
     for (int j = 0; j < row.parts(); j++) {
+        if (row.column(j) >= row.C()) continue;   // zeros there would count as -m
         Vec8<float> x = to_floats(in.piece(row, j));
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            const float d = row.column(j) + k < row.C() ? x[k] - m : 0.0f;
+            const bool beyond = !row.whole_pieces && row.column(j) + k >= row.C();
+            const float d = beyond ? 0.0f : x[k] - m;
             x[k] = d * d;
         }
         squares.add(x);

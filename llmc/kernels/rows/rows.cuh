@@ -87,6 +87,7 @@ struct AddRowSums {
 // One thread's share of one row. AnyExtent is Extent or PacketExtent, of C elements.
 template <class AnyExtent>
 struct RowOfThread {
+    static constexpr bool whole_pieces = std::is_same_v<AnyExtent, PacketExtent>;   // C is a multiple of eight
     AnyExtent extent;
     std::int64_t row;
     bool inside;   // false: there is no such row; loads give zero and stores do nothing

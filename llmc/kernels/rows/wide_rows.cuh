@@ -33,6 +33,7 @@ struct RowTurns<WideRows<Base>> {
 
 template <class Base>
 struct RowOfThread<WideRows<Base>> {
+    static constexpr bool whole_pieces = std::is_same_v<Base, PacketExtent>;
     WideRows<Base> extent;
     std::int64_t row;
     bool inside;
