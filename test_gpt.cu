@@ -193,10 +193,12 @@ void check_gradients(const Outcome& found, const ParamTable& table, const std::v
         INFO(table[i].name);
         const auto index = static_cast<std::size_t>(i);
         const double error = relative_error(found.gradients[index], expected[index]);
-        // These see the gradient of attention's scores alone, a difference of nearly equal numbers; that of c_attn is
-        // judged with v's part. Over ten seeds 1.4e-2 to 2.3e-2 in bf16, in fp32 as all others.
+        // These see the gradient of attention's or a router's scores alone, a difference of nearly equal numbers; that
+        // of c_attn is judged with v's part. In bf16 1.4e-2 to 2.3e-2 over ten seeds for norms, 1.5e-2 and 2.4e-2 on an
+        // H200 for the router of two models; in fp32 as all others.
         const bool of_scores =
-            !is_fp32 && (table[i].name.ends_with("q_norm.weight") || table[i].name.ends_with("k_norm.weight"));
+            !is_fp32 && (table[i].name.ends_with("q_norm.weight") || table[i].name.ends_with("k_norm.weight") ||
+                         table[i].name.ends_with("router.weight"));
         CHECK(error < (of_scores ? 1.5 * limit : limit));
         if (error >= worst) {
             worst = error;
@@ -396,7 +398,7 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
         const ReferenceResult expected =
             problem.reference.forward_backward(problem.tokens, problem.targets, problem.B, problem.T);
         for (Recompute level : {Recompute::none, Recompute::gelu_norm, Recompute::block}) {
-            for (AttentionKind attention : {AttentionKind::own, AttentionKind::library}) {
+            for (AttentionKind attention : attention_kinds(problem)) {
                 StageOptions options = test_options();
                 options.recompute = level;
                 options.attention = attention;

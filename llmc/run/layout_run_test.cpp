@@ -172,6 +172,7 @@ struct RankOfRun {
                            : nullptr),
           model(model_config(given), stage_options(given, place, cut_points.get(), expert_ranks.get()), arena, stream) {
         initialize_parameters(model.parameters(), options.seed, model.stream());
+        model.attention().use(model.attention().kind());   // a library allocates now, as at a run's start
         OptimizerOptions how;
         how.optimizer = options.optimizer;
         how.lr = options.lr;

@@ -25,8 +25,7 @@
 #include "llmc/base/dtype.h"
 
 // Implementation that computes attention (--attention). `auto_`: the library on a CPU, the fastest one on a GPU.
-// `own_sm90`: our own bf16 kernels for sm_90a, used only after their self-check has passed. They have not run on a GPU
-// yet.
+// `own_sm90`: our own bf16 kernels for sm_90a, used only after their self-check has passed.
 enum class AttentionKind : std::uint8_t { auto_, own, library, own_sm90 };
 
 // A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].
@@ -141,7 +140,7 @@ std::size_t sm90_attention_workspace(const AttentionShape& shape);
 // or it disagrees with plain kernels, which every call tries (self_check_sm90).
 std::string sm90_attention_refusal();
 
-// Chooses for the whole process whether own bf16 attention runs on tensor cores (the default) or on fp32 multiply-adds,
-// for devices whose tensor-core instructions disagree with their models (self_check.h).
+// Chooses for the whole process whether our own bf16 kernels, of attention and of experts, run on tensor cores (the
+// default) or on fp32 multiply-adds, for devices whose instructions disagree with their models (self_check.h).
 void use_tensor_cores(bool use);
 bool uses_tensor_cores();

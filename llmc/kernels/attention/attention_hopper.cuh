@@ -1,7 +1,5 @@
 // Building blocks of attention for sm_90a: tiles in shared memory, one tile of softmax, and the assignment of tiles to
 // blocks. The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
-//
-// Not yet run on a GPU.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -16,8 +16,6 @@
 // of queries and group), adds, and then increments the counter. Blocks draw numbers as they start, the last keys first.
 // So every block that a block waits for has started before it, and all of them end. In this order a causal block is the
 // first to add to its own first tile. The block of the first keys that the tile sees is the last to add: it writes dq.
-//
-// Not yet run on a GPU.
 #pragma once
 
 #include "llmc/kernels/attention/attention_hopper.cuh"

@@ -1,4 +1,4 @@
-// Library attention on a GPU: uses cuDNN's flash attention (attention_cudnn.h). Not yet run on a GPU.
+// Library attention on a GPU: uses cuDNN's flash attention (attention_cudnn.h).
 
 #include "llmc/kernels/attention/library_attention.h"
 

@@ -221,6 +221,11 @@ TEST_CASE("context parallel: attention is that of double precision, own and libr
     for (AttentionKind kind : {AttentionKind::own, AttentionKind::library}) {
         Case c{1, 1, 96};
         c.NH = 8, c.attention = kind;
+        const std::string refusal = LibraryAttention::refusal<floatX>(c.whole());
+        if (kind == AttentionKind::library && !refusal.empty()) {
+            MESSAGE("SKIPPED library attention: ", refusal);
+            continue;
+        }
         check_modes({{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}, {4, 4}, {8, 1}, {8, 2}, {8, 4}, {8, 8}}, c);
     }
     Case grouped{1, 1, 96};
