@@ -18,7 +18,7 @@
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
 # Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip, and the headers that `make deps` installs. Where
-# nothing can be installed these may lie in third_party/include (docs/performance.md). Not run on a GPU yet.
+# nothing can be installed these may lie in third_party/include (docs/performance.md).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 parts=(build kernels model speed sanitize ranks)
@@ -157,7 +157,7 @@ if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by fi
             step kernels "${file##*/}" 40 build/cuda/unit_test build/cuda/unit_test -sf="*${file##*/}"
     done
 fi
-# never run on a GPU so far: alone, so that others say what they have to whatever it does
+# alone, so that others say what they have to whatever it does
 step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test --no-skip -tc='sm90*'
 step kernels "machine code of attention for sm_90a" 30 build/cuda/unit_test dev/test/sass_test.sh \
     build/cuda/obj/llmc/kernels/attention/attention_hopper.cu.o

@@ -4,7 +4,7 @@
 # of another order of additions.
 #
 # NCCL refuses two ranks on one GPU unless each has a host id of its own; it then talks over loopback sockets. Slow, but
-# the very calls that many GPUs make. Not run on a GPU yet.
+# the very calls that many GPUs make.
 DEVICE=cuda
 source "$(dirname "$0")/common.sh"
 if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then

@@ -263,10 +263,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
 
     group_ = "Numerics and memory";
     taken_by(train, check, evaluate);
-    choice(
-        "--attention", o.attention,
-        "whose attention: own kernels or the library's; own-sm90: kernels for H100 and H200, not yet run on one; auto: "
-        "the fastest of them on a GPU, the library's on a CPU");
+    choice("--attention", o.attention,
+           "whose attention: own kernels or the library's; own-sm90: kernels for H100 and H200; auto: "
+           "the fastest of them on a GPU, the library's on a CPU");
     taken_by(train, check);
     choice("--grad-dtype", o.grad_dtype, "type in which gradients accumulate");
     taken_by(train, check, evaluate);
