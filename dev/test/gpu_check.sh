@@ -18,7 +18,7 @@
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
 # Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip, and the headers that `make deps` installs. Where
-# nothing can be installed these may lie in third_party/include (docs/performance.md).
+# nothing can be installed these may lie in third_party/include (docs/performance.md). Not run on a GPU yet.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 parts=(build kernels model speed sanitize ranks)
