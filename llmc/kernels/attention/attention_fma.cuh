@@ -51,7 +51,7 @@ __device__ void load_tile(float* tile, HeadRows<const T> source, int first, int 
 }
 
 // Computes scores[i][j] = <row y + 8 i of kept (rows, D), row x + 16 j of streamed (columns, D)>
-template <int D, int UNROLL = 2>
+template <int D, int UNROLL = D == 32 ? 1 : 2>
 __device__ void dot_products(float (&scores)[FmaTile<D>::row_slots][FmaTile<D>::column_slots], const float* kept,
                              const float* streamed) {
     using Tile = FmaTile<D>;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_forward_fma(Att
         __syncthreads();
         float scores[Tile::row_slots][Tile::column_slots];
         // For 128 channels one step at a time: registers are scarce there.
-        dot_products<D, D == 128 ? 1 : 2>(scores, q_tile, kv_tile);
+        dot_products<D, D == 128 || D == 32 ? 1 : 2>(scores, q_tile, kv_tile);
         __syncthreads();
         load_tile<Tile::columns, D>(kv_tile, v, first_key, keys, shape.HS);
 #pragma unroll
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
     const int kv_head = GROUPED ? key_head(shape, head) : head;   // D = 128 has no registers for a division
     HeadRows<const T> k = head_rows(a.k, batch, kv_head), v = head_rows(a.v, batch, kv_head);
 
-    float sums[Tile::row_slots][Tile::channel_slots] = {}, factor[Tile::row_slots];
+    float sums[Tile::row_slots][Tile::channel_slots] = {};
     float lse_log2[Tile::row_slots], delta[Tile::row_slots];
 #pragma unroll
     for (int i = 0; i < Tile::row_slots; i++) {
@@ -260,7 +260,6 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
         std::int64_t row = (std::int64_t{batch} * shape.NH + head) * shape.Tq + query;
         lse_log2[i] = a.lse[row] * LOG2_E;
         delta[i] = a.delta[row];
-        factor[i] = shape.scale;
     }
     load_tile<Tile::rows, D>(q_tile, head_rows(a.q, batch, head), first_query, shape.Tq, shape.HS);
     load_tile<Tile::rows, D>(dout_tile, head_rows(a.dout, batch, head), first_query, shape.Tq, shape.HS);
@@ -288,6 +287,9 @@ __global__ void __launch_bounds__(FmaTile<D>::threads) attention_backward_querie
         store_scores<D>(dscores_tile, scores);
         accumulate<D>(sums, dscores_tile, k_tile);
     }
+    float factor[Tile::row_slots];
+#pragma unroll
+    for (int i = 0; i < Tile::row_slots; i++) factor[i] = shape.scale;
     store_rows<D>(head_rows(a.dq, batch, head), sums, factor, first_query, shape.Tq, shape.HS);
 }
 
