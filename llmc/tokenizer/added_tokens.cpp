@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "llmc/base/utf8.h"
-#include "llmc/tokenizer/split/simd.h"
 #include "llmc/tokenizer/split/unicode.h"
 
 namespace {
@@ -72,13 +71,17 @@ std::optional<TokenFinder::Found> TokenFinder::first(std::string_view text, std:
     return std::nullopt;
 }
 
-// Passes over bytes with which no token begins, 64 at a time.
+// Passes over bytes with which no token begins, 64 at a time: the loop over them becomes vector instructions.
 std::size_t TokenFinder::next_pair(std::string_view text, std::size_t at) const {
     for (; !pairs_.empty() && at + 65 <= text.size(); at += 64) {
-        const Bytes64 first(text.data() + at), second(text.data() + at + 1);
-        std::uint64_t begins = 0;
-        for (const auto& [a, b] : pairs_) begins |= first.equal(a) & second.equal(b);
-        if (begins != 0) return at + static_cast<std::size_t>(std::countr_zero(begins));
+        const char* bytes = text.data() + at;
+        unsigned char begins = 0;
+        for (const auto& [a, b] : pairs_) {
+            for (std::size_t i = 0; i < 64; i++) begins |= (bytes[i] == a) & (bytes[i + 1] == b);
+        }
+        if (begins == 0) continue;
+        while (!begins_[two_bytes(text[at], text[at + 1])]) at++;
+        break;
     }
     return at;
 }

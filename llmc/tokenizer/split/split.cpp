@@ -79,10 +79,10 @@ SplitPattern pattern_of(const std::string& regex) {
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
     switch (pattern.rule) {
         case SplitRule::none: return std::make_unique<WholeText>();
-        case SplitRule::gpt2: return make_gpt2_splitter();
-        case SplitRule::cl100k: return make_cl100k_splitter(3, true);
-        case SplitRule::llama3: return make_cl100k_splitter(3, false);
-        case SplitRule::qwen: return make_cl100k_splitter(1, false);
+        case SplitRule::gpt2: return make_block_splitter(gpt2_family);
+        case SplitRule::cl100k: return make_block_splitter(cl100k_family);
+        case SplitRule::llama3: return make_block_splitter(llama3_family);
+        case SplitRule::qwen: return make_block_splitter(qwen_family);
         case SplitRule::regex: break;
     }
     return make_regex_splitter(pattern.regex);

@@ -2,12 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/split_reference_testing.h"
+#include "llmc/tokenizer/split/split_rules.h"
 #include "llmc/tokenizer/split/unicode.h"
 
 namespace {
@@ -218,6 +221,75 @@ TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on every code point
     CHECK(different < 12000);
     for (SplitRule rule : known_rules) {
         CHECK(pieces_of(rule, text) == pieces_of(*make_regex_splitter(regex_of({rule, ""})), text));
+    }
+}
+
+TEST_CASE("tokenizer_split: masks of 64 bytes are the same on every path") {
+    std::mt19937 random(4);
+    for (MaskPath path : {MaskPath::avx2, MaskPath::avx512}) {
+        const FindMasks find = masks_of(path);
+        if (find == nullptr) {
+            MESSAGE("skipped: this processor has no ", path == MaskPath::avx2 ? "AVX2" : "AVX-512");
+            continue;
+        }
+        char bytes[128];
+        const auto check = [&] {
+            ByteMasks masks[2], expected[2];
+            find(bytes, 2, masks);
+            masks_of(MaskPath::plain)(bytes, 2, expected);
+            CHECK(std::ranges::equal(masks, expected));
+        };
+        for (int byte = 0; byte < 256; byte++) {
+            for (int at = 0; at < 128; at++) bytes[at] = static_cast<char>(byte + at * at);
+            check();
+        }
+        for (int i = 0; i < 1000; i++) {
+            for (char& byte : bytes) byte = static_cast<char>(random());
+            check();
+        }
+    }
+}
+
+// The rules as masks against the rules one character at a time, on every path.
+TEST_CASE("tokenizer_split: blocks of 64 bytes against one character at a time") {
+    const std::vector<std::pair<SplitRule, SplitFamily>> families = {{SplitRule::gpt2, gpt2_family},
+                                                                     {SplitRule::cl100k, cl100k_family},
+                                                                     {SplitRule::llama3, llama3_family},
+                                                                     {SplitRule::qwen, qwen_family}};
+    for (const auto& rule_and_family : families) {
+        ReferenceSplitter reference(rule_and_family.first);
+        for (MaskPath path : {MaskPath::plain, MaskPath::avx2, MaskPath::avx512}) {
+            const FindMasks find = masks_of(path);
+            if (find == nullptr) continue;
+            const auto splitter = make_block_splitter(rule_and_family.second, find);
+            auto check = [&](const std::string& text) {
+                const bool same = pieces_of(*splitter, text) == pieces_of(reference, text);
+                CHECK_MESSAGE(same, "rule ", static_cast<int>(rule_and_family.first), ", text: ", text);
+            };
+            std::mt19937 random(5);
+            for (int i = 0; i < 4000; i++) check(random_text(random, random() % 60));
+            // pieces of every length at every place of a block's border, of each class and with what stands beside them
+            for (const std::string unit :
+                 {"a", "7", "!", " ", "\n", "\xc3\xa9", "\xc2\xa0", "\xd9\xa3", "\xe2\x80\x94"}) {
+                std::string run;
+                for (std::size_t length = 1; length <= 300; length++) {
+                    run += unit;
+                    const std::string before(random() % 65, 'x'), behind = fragments[random() % fragments.size()];
+                    check(before + run + behind);
+                    check(before + fragments[random() % fragments.size()] + run + " y");
+                    check(before + " " + run + "\n" + behind);
+                    check(before + run);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("tokenizer_split: a long run of white space takes no quadratic time") {
+    for (SplitRule rule : known_rules) {
+        std::string text = "x\n" + std::string(1 << 22, ' ');   // read once for each block, it would take hours
+        CHECK(pieces_of(rule, text).size() >= 2);
+        CHECK(pieces_of(rule, text + "y").size() >= 3);
     }
 }
 
