@@ -52,7 +52,7 @@ public:
         at_ = 0;
         done_ = text.empty();
         previous_ = Previous{};
-        known_until_ = masks_end_ = 0;
+        masks_end_ = 0;
         whole_from_ = family_.whole_end ? space_before_end() : text.size();
     }
 
@@ -220,19 +220,16 @@ private:
         return before;
     }
 
-    // Returns true if white space from `position` on has a newline. Remembers what it saw: a long run is read once.
-    bool newline_follows(std::size_t position) {
-        if (position < known_until_) return newline_known_;
-        newline_known_ = false;
+    // Returns true if white space from `position` on has a newline. A long run is read once: for the block in which it
+    // begins.
+    bool newline_follows(std::size_t position) const {
         while (position < text_.size()) {
             const Utf8Char c = decode_utf8(text_.data() + position);
-            if (table_[c.code] != CharClass::space) break;
-            newline_known_ = c.code == '\n' || c.code == '\r';
-            if (newline_known_) break;
+            if (c.code == '\n' || c.code == '\r') return true;
+            if (table_[c.code] != CharClass::space) return false;
             position += c.length;
         }
-        known_until_ = position;
-        return newline_known_;
+        return false;
     }
 
     // Returns the bit of the byte from which on the text is one piece of white space.
@@ -333,8 +330,6 @@ private:
     ByteMasks masks_[16];   // for the text from masks_begin_ to masks_end_
     std::size_t masks_begin_ = 0, masks_end_ = 0;
     Previous previous_;
-    std::size_t known_until_ = 0;   // up to here newline_follows knows its answer
-    bool newline_known_ = false;
     std::size_t whole_from_ = 0;
 };
 
