@@ -149,7 +149,6 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--local-steps", "5", "--zero-group", "3", "--cp", "2"}, "--local-steps 5 --zero-group 3 --cp 2"},
         {{"--local-steps", "5", "--zero-group", "2", "--ep", "2", "--experts", "4"}, "--local-steps 5 --ep 2"},
         {{"--local-steps", "5", "--dp", "2"}, "--local-steps 5 without --zero-group"},
-        {{"--local-steps", "5", "--zero-group", "1", "--skip-norm-z", "3"}, "--local-steps 5 --skip-norm-z 3"},
         {{"--local-steps", "-1"}, "--local-steps"},
         {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library|own-sm90"},
         {{"--val-max-batches", "0"}, "--val-max-batches 0: expected -1 or at least 1"},

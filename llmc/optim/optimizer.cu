@@ -36,6 +36,7 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       options_(options),
       all_(groups.all),
       outer_(groups.outer),
+      tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
     for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
@@ -202,27 +203,40 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
             update_weights<Lamb>(tables_->owned, stream());
             break;
     }
-    update_weights<Average>(tables_->averages, stream());
+    end_local_steps(step);
+    update_weights<Average>(tables_->averages, stream());   // of the weights that the run goes on with
 }
 
 // Adds up the replicas' exact weights, of which a rank has what it owns.
 void Optimizer::sum_weights_of_replicas() {
     if (outer_ == nullptr) return;
-    const Communicator::Group together(*outer_);
     const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    for (const TensorLayout& tensor : stage_.storage().tensors()) {
-        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
-        if (count == 0) continue;
-        if (masters != states_.end()) {
-            outer_->all_reduce(masters->values.owned(tensor.param), count, ReduceOp::sum, stream());
-        } else {
-            outer_->all_reduce(stage_.parameters().owned(tensor.param), count, ReduceOp::sum, stream());
+    auto for_each = [&](auto&& use) {
+        for (const TensorLayout& tensor : stage_.storage().tensors()) {
+            const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+            if (count == 0) continue;
+            if (masters != states_.end()) {
+                use(tensor, masters->values.owned(tensor.param), count);
+            } else {
+                use(tensor, stage_.parameters().owned(tensor.param), count);
+            }
         }
+    };
+    {
+        const Communicator::Group together(*outer_);
+        for_each([&](const TensorLayout&, auto* weights, std::size_t count) {
+            outer_->all_reduce(weights, count, ReduceOp::sum, stream());
+        });
     }
+    if (tied_ == nullptr) return;
+    // the two ends of a pipeline may have added in different orders
+    for_each([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
+        if (stage_.table()[tensor.param].tensor.tied) tied_->broadcast(weights, count, 0, stream());
+    });
 }
 
-void Optimizer::end_local_steps(int step) {
-    if (options_.local.every == 0 || step % options_.local.every != 0) return;
+bool Optimizer::end_local_steps(int step) {
+    if (options_.local.every == 0 || (step % options_.local.every != 0 && step != last_)) return false;
     sum_weights_of_replicas();
     UpdateStep how{};
     how.learning_rate = options_.local.lr;
@@ -230,6 +244,7 @@ void Optimizer::end_local_steps(int step) {
     how.step = step;
     set_update_step(tables_->outer, how, stream());
     update_weights<OuterNesterov>(tables_->outer, stream());
+    return true;
 }
 
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {

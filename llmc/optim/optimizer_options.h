@@ -12,8 +12,8 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
-// 1): replicas update their own weights, and every so many steps move together, by Nesterov's rule (llmc/kernels/optim/
-// rules.cuh), from where they were together before, towards their average.
+// 1): replicas update their own weights, and every so many steps, and after the run's last one, move together, by
+// Nesterov's rule (llmc/kernels/optim/rules.cuh), from where they were together before, towards their average.
 struct LocalSteps {
     int every = 0;   // steps; 0: replicas sum their gradients in every step
     float lr = 0.7f, momentum = 0.9f;

@@ -73,8 +73,6 @@ void check_local_steps(const Options& o) {
     const std::string given = text("--local-steps ", o.local.every);
     refuse_if(o.zero_group == 0, given + " without --zero-group",
               "Give the number of neighbouring ranks of a replica.");
-    refuse_if(o.skip_norm_z > 0, given + text(" --skip-norm-z ", o.skip_norm_z),
-              "Replicas have norms of their own, and would skip different steps: leave --skip-norm-z out.");
     refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
               "A group must have whole sequences: give a multiple of --cp.");
     refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
