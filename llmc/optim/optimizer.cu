@@ -204,7 +204,7 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
             break;
     }
     end_local_steps(step);
-    update_weights<Average>(tables_->averages, stream());   // of the weights that the run goes on with
+    update_weights<Average>(tables_->averages, stream());   // takes in the weights after the move
 }
 
 // Adds up the replicas' exact weights, of which a rank has what it owns.

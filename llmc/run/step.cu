@@ -15,7 +15,7 @@ struct Step::Numbers {
     double loss;
     StopVotes stop;
     double sum_of_squares;       // sum over the gradients that this rank owns; after the all-reduce, over all
-    double squares_of_replica;   // the same over this replica's ranks, with local steps of several replicas
+    double squares_of_replica;   // sum over the ranks of this replica, with local steps of several
     GradNorm norm;
 };
 
