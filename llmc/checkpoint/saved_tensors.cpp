@@ -286,9 +286,8 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
-    // a run without local steps has saved no outer momentum
     for (const OptimizerState& state : tensors.states) {
-        if (state.outer && !state.averages) state.values.zero(stream);
+        if (state.optional) state.values.zero(stream);
     }
     std::optional<SafetensorsFile> first, own;   // files of the first replica and of this one
     int unit = -1;                               // unit whose files are open
@@ -325,7 +324,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                 read_weights(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights
                 read_as_floats(from, has_weights(tensors.states), state, *kept, stream);
-            } else if (!only_weights && (is_saved || !state.outer)) {
+            } else if (!only_weights && (is_saved || !state.optional)) {
                 read(from, state.name, state.values, *kept);
             }
         }

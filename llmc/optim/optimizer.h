@@ -40,8 +40,8 @@ public:
 
     // Moves the replicas together after the last of LocalSteps::every steps and after the run's last step, whether or
     // not the step's update was skipped; else does nothing and returns false. Collective over the ranks of `outer`:
-    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas; of a tied tensor as many as it has go from
-    // a pipeline's first stage to the last.
+    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas, compressed a quarter; of a tied tensor as
+    // many as it has go from a pipeline's first stage to the last.
     bool end_local_steps(int step);
 
     // Says that the moments were zero after `step` steps: bias corrections count from there.
@@ -64,6 +64,8 @@ private:
     void copy_parameters(const ModelState<float>& weights);
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
+    bool is_compressed() const;
+    void average_compressed(int param, float* weights, std::int64_t count);
     void sum_weights_of_replicas();
     template <class Rule>
     void sum_norms_of_all();

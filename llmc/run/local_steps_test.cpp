@@ -445,3 +445,68 @@ TEST_CASE(
         me.require(own.values() == own.values("outer_weights") && all_have(me, own.values()), "other weights");
     });
 }
+
+TEST_CASE("local steps: moves in 8 bits keep replicas bit-equal, near those in fp32, with fewer bytes; resumed") {
+    for (const int R : {2, 3}) {
+        const SharedFolder folder;
+        const std::string saved = folder / "saved";
+        on_ranks(replicas_of(R, 2), [&](TestRank& me) {
+            OptimizerOptions how = local_steps(2);
+            Trainee exact(how, me.arena, me.stream, &me.world, 1);
+            how.local.compression = OuterCompression::int8;
+            Trainee own(how, me.arena, me.stream, &me.world, 1), resumed(how, me.arena, me.stream, &me.world, 1);
+            auto all_equal = [&](Trainee& of) {   // ranks that own the same part are of other replicas
+                const std::vector<std::string> of_all = me.world.gather_text(bits(of.values()));
+                return of_all[0] == of_all[2] && of_all[1] == of_all[3] && of_all[0] == of_all[of_all.size() - 2];
+            };
+            Communicator& outer = *own.groups.outer;
+            for (int step = 1; step <= 4; step++) {
+                outer.reset_traffic();
+                exact.train(step);
+                const double in_fp32 = outer.traffic().total();
+                outer.reset_traffic();
+                own.train(step);
+                const double in_int8 = outer.traffic().total();
+                if (step % 2 == 1) continue;
+                me.require(all_equal(own), "step ", step, ": replicas differ after a move");
+                const double apart = distance(own.values(), exact.values());
+                me.require(apart > 0 && apart < 1e-3, "step ", step, ": a weight is ", apart, " from that in fp32");
+                // 260 bytes for 256 elements; the pieces of a tensor have as many blocks
+                double expected = 0;
+                for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                    const double elements =
+                        static_cast<double>(own.stage.storage().padded_elements(tensor, StateKind::optimizer));
+                    expected += 2 * (R - 1) * std::ceil(std::ceil(elements / 256) / R) * 260;
+                }
+                me.require(in_int8 == expected && expected < 0.6 * in_fp32, in_int8, " bytes, expected ", expected,
+                           "; in fp32 ", in_fp32);
+            }
+            const std::vector<std::string> errors = me.world.gather_text(bits(own.values("outer_error")));
+            me.require(!all_zero(own.values("outer_error")) && errors[0] != errors[2], "what was left out is not kept");
+            own.train(5);
+            save(me, own, saved, 5);
+            resumed.train(1);   // what is overwritten
+            load(resumed, saved, 5);
+            for (int step = 6; step <= 8; step++) own.train(step), resumed.train(step);
+            me.require(own.values() == resumed.values() && own.values("outer_error") == resumed.values("outer_error"),
+                       "the resumed run goes on otherwise");
+        });
+    }
+}
+
+TEST_CASE("local steps: a run whose moves were in fp32 goes on in 8 bits with nothing left out so far") {
+    const SharedFolder folder;
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        OptimizerOptions how = local_steps(2);
+        Trainee exact(how, me.arena, me.stream, &me.world);
+        how.local.compression = OuterCompression::int8;
+        Trainee own(how, me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 3; step++) exact.train(step), own.train(step);
+        me.require(!all_zero(own.values("outer_error")), "nothing to overwrite");
+        save(me, exact, folder / "exact", 3);
+        load(own, folder / "exact", 3);
+        me.require(all_zero(own.values("outer_error")) && own.values() == exact.values(), "another state");
+        own.train(4);
+        me.require(all_have(me, own.values()), "replicas differ after a move");
+    });
+}
