@@ -63,7 +63,8 @@ __device__ void round_block(DeltaBlock& out, Value&& value, Left&& left) {
     }
 }
 
-__global__ void __launch_bounds__(kDeltaThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     compress_deltas_kernel(DeltaBlock* blocks, float* error, const float* weights, const float* begin,
                            std::int64_t count) {
     const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kDeltaBlock;
@@ -75,7 +76,8 @@ __global__ void __launch_bounds__(kDeltaThreads)
         });
 }
 
-__global__ void __launch_bounds__(kDeltaThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     average_deltas_kernel(DeltaBlock* mean, const DeltaBlock* pieces, std::int64_t block_count, int replicas,
                           float* error, std::int64_t count) {
     const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kDeltaBlock;
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(kDeltaThreads)
         });
 }
 
-__global__ void __launch_bounds__(kDeltaThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     apply_deltas_kernel(float* weights, const float* begin, const DeltaBlock* blocks, std::int64_t count) {
     const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kDeltaBlock;
     for (int i = static_cast<int>(threadIdx.x); i < kDeltaBlock && first + i < count;
@@ -108,7 +111,7 @@ inline void compress_deltas(DeltaBlock* blocks, std::int64_t block_count, float*
     Launch where{dim3(static_cast<unsigned>(block_count)), loop_threads(kDeltaThreads), 0, stream};
     where.writes(blocks, block_count * static_cast<std::int64_t>(sizeof(DeltaBlock)));
     where.reads(weights, bytes).reads(begin, bytes).reads(error, bytes).writes(error, bytes);
-    launch(compress_deltas_kernel, where, blocks, error, weights, begin, count);
+    launch(compress_deltas_kernel<kDeltaThreads>, where, blocks, error, weights, begin, count);
 }
 
 inline void average_deltas(DeltaBlock* mean, const DeltaBlock* pieces, std::int64_t block_count, int replicas,
@@ -119,7 +122,7 @@ inline void average_deltas(DeltaBlock* mean, const DeltaBlock* pieces, std::int6
     Launch where{dim3(static_cast<unsigned>(block_count)), loop_threads(kDeltaThreads), 0, stream};
     where.reads(pieces, replicas * bytes).writes(mean, bytes);
     if (count > 0) where.reads(error, errors).writes(error, errors);
-    launch(average_deltas_kernel, where, mean, pieces, block_count, replicas, error, count);
+    launch(average_deltas_kernel<kDeltaThreads>, where, mean, pieces, block_count, replicas, error, count);
 }
 
 inline void apply_deltas(float* weights, const float* begin, const DeltaBlock* blocks, std::int64_t count,
@@ -129,5 +132,5 @@ inline void apply_deltas(float* weights, const float* begin, const DeltaBlock* b
     Launch where{dim3(static_cast<unsigned>(delta_blocks(count))), loop_threads(kDeltaThreads), 0, stream};
     where.reads(begin, bytes).writes(weights, bytes);
     where.reads(blocks, delta_blocks(count) * static_cast<std::int64_t>(sizeof(DeltaBlock)));
-    launch(apply_deltas_kernel, where, weights, begin, blocks, count);
+    launch(apply_deltas_kernel<kDeltaThreads>, where, weights, begin, blocks, count);
 }
