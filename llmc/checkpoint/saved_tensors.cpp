@@ -286,6 +286,9 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
     const ParamTable& table = storage.table();
+    for (const OptimizerState& state : tensors.states) {
+        if (state.optional) state.values.zero(stream);
+    }
     std::optional<SafetensorsFile> first, own;   // files of the first replica and of this one
     int unit = -1;                               // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
@@ -315,12 +318,13 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
             const TensorLayout* const kept = state.find(place.param);
             if (kept == nullptr) continue;
             const SafetensorsFile& from = state.outer ? *first : file;
-            const bool is_saved = !only_weights && from.find(state.name + "." + info.name) != nullptr;
+            const bool is_saved = (!only_weights || (state.outer && state.averages)) &&
+                                  from.find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {
                 read_weights(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights
                 read_as_floats(from, has_weights(tensors.states), state, *kept, stream);
-            } else if (!only_weights && (is_saved || !state.outer)) {
+            } else if (!only_weights && (is_saved || !state.optional)) {
                 read(from, state.name, state.values, *kept);
             }
         }

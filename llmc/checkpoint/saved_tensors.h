@@ -86,6 +86,6 @@ std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const st
 
 // Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
 // model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
-// master weights. Averages that are not read start from the weights.
+// master weights, and the weights from which local steps began. Averages that are not read start from the weights.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

@@ -94,6 +94,17 @@ void check_together(const Options& o) {
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
 }
 
+// Refuses local steps to whom would count the traffic of steps together.
+void check_predicted(Verb verb, const Options& o, bool layout) {
+    if (o.local.every == 0) return;
+    const std::string given = text("--local-steps ", o.local.every);
+    refuse_if(verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
+              "Leave it out: the plan is then that of a step together, which is no faster. --print-memory 1 knows what "
+              "local steps keep.");
+    refuse_if(layout, given + " --layout auto: the search knows only steps whose gradients travel in each",
+              "Give the layout of a replica: --tp, --pp, --cp, --zero, and --zero-group for the ranks of one.");
+}
+
 // Returns the positions of the model that a run starts from; none where it cannot be read, which the run will report.
 std::optional<std::int64_t> positions_of_model(const Options& o) {
     const FileSystem& files = real_files();
@@ -409,6 +420,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
+    check_predicted(verb, o, beside.layout == LayoutChoice::auto_);
     result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
                                         [&](const char* name) { return given.contains(name); });
     if (counts_micro_batches) {

@@ -305,9 +305,15 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         "--zero-group", o.zero_group, 0, kMost,
         "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same");
     taken_by(train, check);
-    number("--local-steps", o.local.every, 0, kMost, "unfinished").hidden();
-    number("--outer-lr", o.local.lr, 0, 1e6f, "unfinished").hidden();
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "unfinished").hidden();
+    number("--local-steps", o.local.every, 0, kMost,
+           "DiLoCo: steps that each group of --zero-group ranks takes by itself before all move together; 0: gradients "
+           "travel in every step");
+    number("--outer-lr", o.local.lr, 0, 1e6f,
+           "rate of that move, from where the groups were together to their average");
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "its momentum, Nesterov's");
+    choice("--outer-compression", o.local.compression,
+           "what travels in it: weights in fp32, or the way of each in 8 bits, with a scale for 256 of them; what "
+           "rounding leaves out goes along the next time");
     taken_by(train, check, evaluate);
     number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");

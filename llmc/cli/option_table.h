@@ -44,7 +44,6 @@ struct OptionRow {
     OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
     OptionRow& not_in_files() { return in_files = false, *this; }
     OptionRow& of_start() { return of_one_start = true, *this; }
-    OptionRow& hidden() { return group.clear(), *this; }   // from --help: unfinished
 };
 
 class OptionTable {

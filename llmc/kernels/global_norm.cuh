@@ -23,8 +23,8 @@
 
 // Result that optimizers read on the device and the trainer downloads for its log.
 struct GradNorm {
-    float norm;    // sqrt of the sum of squares
-    float scale;   // factor of the gradients: min(1, max_norm / norm), or 1 when max_norm <= 0
+    float norm;    // sqrt of the sum of squares; with local steps, of the mean over replicas
+    float scale;   // factor of the gradients: min(1, max_norm / norm), or 1 when max_norm <= 0; norm of this replica
     int skip;      // 1 when the norm or the loss is not finite: the update must not happen
 };
 
@@ -48,9 +48,16 @@ inline NormTable make_norm_table(Arena& arena, const std::string& name, std::vec
 // Computes sum[0] = sum of squares of every element of every range; added to what is there when `accumulate`.
 inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate, cudaStream_t stream);
 
-// Computes result[0] from the sum of squares sum[0] and loss[0], both over all ranks; `loss` may be null.
+// Sum of squares over the replicas of local steps, which differ in their gradients, and their number.
+struct ReplicaSquares {
+    const double* sum = nullptr;   // on the device; null: one model
+    int replicas = 1;
+};
+
+// Computes result[0] from the sum of squares sum[0] of a replica and loss[0], of all ranks; `loss` may be null. All
+// replicas come to the same norm and skip, each to a scale of its own.
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
-                               cudaStream_t stream);
+                               cudaStream_t stream, const ReplicaSquares& of_all = {});
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -125,16 +132,19 @@ inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate,
 }
 
 template <class Sum>
-__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const Sum* loss, float max_norm) {
-    const float norm = static_cast<float>(sqrt(*sum));
+__global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const Sum* loss, float max_norm,
+                                          const Sum* all, int replicas) {
+    const float own = static_cast<float>(sqrt(*sum)), norm = static_cast<float>(sqrt(*all / replicas));
     const bool finite = norm <= FLT_MAX && (loss == nullptr || fabs(*loss) <= FLT_MAX);   // false for NaN
-    *result = {norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f, finite ? 0 : 1};
+    *result = {norm, max_norm > 0 && own > max_norm ? max_norm / own : 1.0f, finite ? 0 : 1};
 }
 
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
-                               cudaStream_t stream) {
+                               cudaStream_t stream, const ReplicaSquares& of_all) {
+    const double* const all = of_all.sum != nullptr ? of_all.sum : sum;
     Launch where{dim3(1), dim3(1), 0, stream};
     where.reads(sum, sizeof(double)).writes(result, sizeof(GradNorm));
     if (loss) where.reads(loss, sizeof(double));
-    launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm);
+    if (all != sum) where.reads(all, sizeof(double));
+    launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm, all, of_all.replicas);
 }

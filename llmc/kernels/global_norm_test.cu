@@ -103,3 +103,26 @@ TEST_CASE("norm: a loss that is not finite asks to skip the update, whatever the
         CHECK(result.scale == 0.5f);
     }
 }
+
+TEST_CASE("norm: replicas of local steps come to one norm and one decision, and clip each by its own") {
+    struct Case {
+        double own, all;
+        float norm, scale;
+        int skip;
+    };
+    for (const Case& c : {Case{16, 64, 4, 0.25f, 0},
+                          {1, 64, 4, 1, 0},
+                          {64, 64, 4, 0.125f, 0},
+                          {1, INFINITY, INFINITY, 1, 1},
+                          {1, 1e78, INFINITY, 1, 1}}) {
+        KernelTest test;
+        DeviceBuffer<double> sums = test.arena.allocate<double>("test/sums", 2);
+        DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
+        sums.upload(std::vector<double>{c.own, c.all}, test.stream);
+        finish_global_norm(norm.data(), sums.data(), nullptr, 1.0f, test.stream, {sums.data() + 1, 4});
+        const GradNorm result = norm.download(test.stream)[0];
+        CHECK(result.norm == c.norm);
+        CHECK(result.scale == c.scale);
+        CHECK(result.skip == c.skip);
+    }
+}

@@ -145,10 +145,11 @@ int checked_zero_group(int ranks, int zero_group) {
         if (ranks % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);
     }
     throw Error(ErrorKind::usage,
-                text("--zero-group ", zero_group, " does not fit: ZeRO has ", ranks,
-                     " ranks of dp x cp to cut over, in groups of two or more that are alike"),
-                fitting.empty() ? "Leave --zero-group out, or start more ranks."
-                                : text("Groups that work: ", fitting, "; for none, --zero 0."));
+                text("--zero-group ", zero_group, " does not fit: expected a number that divides the ", ranks,
+                     " ranks of dp x cp"),
+                fitting.empty()
+                    ? "Leave --zero-group out, or start more ranks."
+                    : text("Groups that work: ", fitting, ", with --local-steps also 1; for none, --zero 0."));
 }
 
 void check_expert_ranks(const MeshShape& mesh) {

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "llmc/kernels/init.cuh"
+#include "llmc/kernels/optim/delta_blocks.cuh"
 #include "llmc/kernels/optim/update.cuh"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
@@ -29,6 +30,7 @@ struct Optimizer::Tables {
     UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
     NormTable squares;
+    DeviceBuffer<DeltaBlock> deltas;   // sent and received, for one tensor; empty: moves are not compressed
 };
 
 Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
@@ -36,6 +38,7 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       options_(options),
       all_(groups.all),
       outer_(groups.outer),
+      tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
     for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
@@ -43,6 +46,11 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
         matrices_ = std::make_unique<MuonMatrices>(stage, options, arena, groups);
     }
     make_tables(arena);
+    if (is_compressed()) {
+        const std::int64_t R = stage.options().replicas, blocks = delta_blocks(stage.storage().largest_owned());
+        tables_->deltas =
+            arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(2 * (blocks + R - 1) / R * R));
+    }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
             state.values.zero(stream());
@@ -100,7 +108,9 @@ void Optimizer::make_tables(Arena& arena) {
     tables_->directions = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
     tables_->orthogonal = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
     tables_->averages = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
-    for (UpdateRange<floatX>& range : outer) range.scale = 1.0f / static_cast<float>(stage_.options().replicas);
+    for (UpdateRange<floatX>& range : outer) {
+        range.scale = is_compressed() ? 1.0f : 1.0f / static_cast<float>(stage_.options().replicas);
+    }
     tables_->outer = make_update_table(arena, "optimizer tables/outer", std::move(outer), stream());
     tables_->owned = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
     tables_->sole = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
@@ -202,27 +212,71 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
             update_weights<Lamb>(tables_->owned, stream());
             break;
     }
-    update_weights<Average>(tables_->averages, stream());
+    end_local_steps(step);
+    update_weights<Average>(tables_->averages, stream());   // takes in the weights after the move
 }
 
-// Adds up the replicas' exact weights, of which a rank has what it owns.
+bool Optimizer::is_compressed() const {
+    return outer_ != nullptr && options_.local.every > 0 && options_.local.compression == OuterCompression::int8;
+}
+
+// Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
+// averages one piece of them for all.
+void Optimizer::average_compressed(int param, float* weights, std::int64_t count) {
+    const int R = outer_->size();
+    const std::int64_t piece = (delta_blocks(count) + R - 1) / R, first = outer_->rank() * piece;
+    const std::int64_t before = std::min(first * kDeltaBlock, count),
+                       own = std::min(piece * kDeltaBlock, count - before);
+    const float* const begin = state("outer_weights").owned(param);
+    float* const error = state("outer_error").owned(param);
+    DeltaBlock *const blocks = tables_->deltas.data(), *const received = blocks + R * piece;
+    auto words = [](DeltaBlock* of) { return reinterpret_cast<std::int32_t*>(of); };
+    const std::size_t count_of_words = static_cast<std::size_t>(piece) * (sizeof(DeltaBlock) / sizeof(std::int32_t));
+    compress_deltas(blocks, R * piece, error, weights, begin, count, stream());
+    outer_->all_to_all(words(received), words(blocks), count_of_words, stream());
+    average_deltas(blocks + first, received, piece, R, error + before, own, stream());
+    outer_->all_gather(words(blocks), words(blocks + first), count_of_words, stream());
+    apply_deltas(weights, begin, blocks, count, stream());
+}
+
+// Adds up the replicas' exact weights, of which a rank has what it owns; compressed, it takes their mean.
 void Optimizer::sum_weights_of_replicas() {
     if (outer_ == nullptr) return;
-    const Communicator::Group together(*outer_);
     const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    for (const TensorLayout& tensor : stage_.storage().tensors()) {
-        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
-        if (count == 0) continue;
-        if (masters != states_.end()) {
-            outer_->all_reduce(masters->values.owned(tensor.param), count, ReduceOp::sum, stream());
-        } else {
-            outer_->all_reduce(stage_.parameters().owned(tensor.param), count, ReduceOp::sum, stream());
+    auto for_each = [&](auto&& use) {
+        for (const TensorLayout& tensor : stage_.storage().tensors()) {
+            const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+            if (count == 0) continue;
+            if (masters != states_.end()) {
+                use(tensor, masters->values.owned(tensor.param), count);
+            } else {
+                use(tensor, stage_.parameters().owned(tensor.param), count);
+            }
         }
+    };
+    if (is_compressed()) {
+        for_each([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
+            if constexpr (std::is_same_v<T, float>) {
+                average_compressed(tensor.param, weights, static_cast<std::int64_t>(count));
+            } else {
+                ENSURE(false, "compressed moves of weights in bf16");
+            }
+        });
+    } else {
+        const Communicator::Group together(*outer_);
+        for_each([&](const TensorLayout&, auto* weights, std::size_t count) {
+            outer_->all_reduce(weights, count, ReduceOp::sum, stream());
+        });
     }
+    if (tied_ == nullptr) return;
+    // the two ends of a pipeline may have added in different orders
+    for_each([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
+        if (stage_.table()[tensor.param].tensor.tied) tied_->broadcast(weights, count, 0, stream());
+    });
 }
 
-void Optimizer::end_local_steps(int step) {
-    if (options_.local.every == 0 || step % options_.local.every != 0) return;
+bool Optimizer::end_local_steps(int step) {
+    if (options_.local.every == 0 || (step % options_.local.every != 0 && step != last_)) return false;
     sum_weights_of_replicas();
     UpdateStep how{};
     how.learning_rate = options_.local.lr;
@@ -230,6 +284,7 @@ void Optimizer::end_local_steps(int step) {
     how.step = step;
     set_update_step(tables_->outer, how, stream());
     update_weights<OuterNesterov>(tables_->outer, stream());
+    return true;
 }
 
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {
@@ -243,7 +298,10 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
     if (options.local.every > 0) {
         states.push_back({.name = "outer_weights", .averages = true, .outer = true});
-        states.push_back({.name = "outer_momentum", .outer = true});
+        states.push_back({.name = "outer_momentum", .outer = true, .optional = true});
+        if (options.local.compression == OuterCompression::int8) {
+            states.push_back({.name = "outer_error", .optional = true});
+        }
     }
     return states;
 }

@@ -34,16 +34,22 @@ public:
     // Writes to sum[0] the sum of squares of the gradients of which this rank is the one owner.
     void sum_squares(double* sum);
 
-    // Updates what this rank owns, in step `step`, counted from 1. `norm`: on the device.
+    // Updates what this rank owns, in step `step`, counted from 1, and ends local steps. The average of the weights
+    // follows. `norm`: on the device.
     void update(int step, float learning_rate, const GradNorm* norm);
 
-    // After the last of LocalSteps::every steps moves the replicas together; else does nothing. Collective over the
-    // ranks of `outer`: for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas.
-    void end_local_steps(int step);
+    // Moves the replicas together after the last of LocalSteps::every steps and after the run's last step, whether or
+    // not the step's update was skipped; else does nothing and returns false. Collective over the ranks of `outer`:
+    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas, compressed a quarter; of a tied tensor as
+    // many as it has go from a pipeline's first stage to the last.
+    bool end_local_steps(int step);
 
     // Says that the moments were zero after `step` steps: bias corrections count from there.
     void begins_after(int step) { began_ = step; }
     int began() const { return began_; }
+
+    // Says that the run's last step is `step`.
+    void ends_after(int step) { last_ = step; }
 
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }
@@ -58,15 +64,17 @@ private:
     void copy_parameters(const ModelState<float>& weights);
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
+    bool is_compressed() const;
+    void average_compressed(int param, float* weights, std::int64_t count);
     void sum_weights_of_replicas();
     template <class Rule>
     void sum_norms_of_all();
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator *all_, *outer_;           // or null
-    std::vector<OptimizerState> states_;   // their contents are undefined
-    int began_ = 0;
+    Communicator *all_, *outer_, *tied_;       // or null
+    std::vector<OptimizerState> states_;       // their contents are undefined
+    int began_ = 0, last_ = 0;                 // last_ 0: not known
     std::vector<int> first_block_;             // each parameter's first block
     std::unique_ptr<MuonMatrices> matrices_;   // null: no rule is Muon's
     std::unique_ptr<Tables> tables_;

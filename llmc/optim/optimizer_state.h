@@ -17,7 +17,8 @@ struct OptimizerStateSpec {
     std::string name;          // in files and messages
     bool is_weights = false;   // the exact weights, from which the parameters are rounded; at most one of a list
     bool averages = false;     // average of the weights so far; begins as the weights, also if a file has none
-    bool outer = false;        // local steps: replicas have the same; begins as zero if a file has none
+    bool outer = false;        // local steps: replicas have the same
+    bool optional = false;     // begins as zero if a file has none
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
 };
 

@@ -72,9 +72,7 @@ void check_local_steps(const Options& o) {
     if (o.local.every == 0) return;
     const std::string given = text("--local-steps ", o.local.every);
     refuse_if(o.zero_group == 0, given + " without --zero-group",
-              "Give the number of neighbouring ranks of a replica.");
-    refuse_if(o.skip_norm_z > 0, given + text(" --skip-norm-z ", o.skip_norm_z),
-              "Replicas have norms of their own, and would skip different steps: leave --skip-norm-z out.");
+              "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
     refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
               "A group must have whole sequences: give a multiple of --cp.");
     refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
@@ -113,8 +111,9 @@ void check_experts(const Options& o, const ModelConfig& config) {
     refuse_if(o.capacity_factor > 0 && config.experts == 0,
               text("--capacity-factor ", o.capacity_factor, ": the model has no experts"),
               "Give --experts, or leave --capacity-factor out.");
-    refuse_if(o.local.every > 0 && config.experts > 0, text("--local-steps ", o.local.every, " with experts"),
-              "Leave --experts or --local-steps out.");
+    refuse_if(o.local.every > 0 && config.experts > 0,
+              text("--local-steps ", o.local.every, ": the model has experts, whose load all ranks count together"),
+              "Leave --experts out, or --local-steps.");
     if (o.ep == 1) return;
     const std::string given = text("--ep ", o.ep);
     refuse_if(config.experts == 0, given + ": the model has no experts", "Give --experts, or leave --ep out.");

@@ -468,6 +468,43 @@ TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of
     }
 }
 
+// The last stage's sums are made wrong: the first one's must take their place in the tied embedding.
+TEST_CASE("layouts: after a move both ends of a pipeline have the first one's sum of tied weights") {
+    Layout layout = all_axes(1, 2, 1, 3, 0);
+    layout.local = {.every = 2}, layout.replica_ranks = 1;
+    const Workplace place;
+    for (const bool wrong : {false, true}) {
+        Options options = options_of(layout, place.folder / text("tied ", wrong));
+        options.val_every = 0, options.max_steps = 2;
+        on_layout(layout, options, [&](RankOfRun& rank) {
+            const bool is_last = rank.model.has_head();
+            if (wrong && is_last) {
+                rank.groups.outer->set_tap([](const CommCall& call, const Communicator::Make& make) {
+                    make(call);
+                    make(call);
+                });
+            }
+            rank.train(place, "");
+            rank.groups.outer->set_tap(nullptr);
+            const ModelState<floatX>& weights = rank.model.parameters();
+            const std::vector<float> own = download_tensor(weights, weights.index("wte.weight"), rank.model.stream());
+            const std::vector<std::string> of_all =
+                rank.world->gather_text({reinterpret_cast<const char*>(own.data()), own.size() * sizeof(float)});
+            for (const std::string& other : of_all) ENSURE(other == of_all[0], "two copies of wte.weight differ");
+        });
+    }
+}
+
+TEST_CASE("layouts: the slowest rank of all is told though each replica has one data-parallel rank") {
+    const Workplace place;
+    Layout layout{2, 0};
+    layout.local = {.every = 2}, layout.replica_ranks = 1;
+    const Options options = options_of(layout, place.folder / "slowest");
+    if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, ""); })) return;
+    const std::string metrics = read_whole(real_files(), options.output_dir + "/metrics.jsonl");
+    CHECK(metrics.find("\"slowest_rank\":") != std::string::npos);
+}
+
 TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
     std::vector<Layout> layouts = replicas_with({.every = 3});
     for (Layout& layout : layouts) layout.clips = true;

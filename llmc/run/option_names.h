@@ -48,6 +48,12 @@ struct EnumNames<MuonScale> {
 };
 
 template <>
+struct EnumNames<OuterCompression> {
+    static constexpr EnumName<OuterCompression> list[]{{"none", OuterCompression::none},
+                                                       {"int8", OuterCompression::int8}};
+};
+
+template <>
 struct EnumNames<AttentionKind> {
     static constexpr EnumName<AttentionKind> list[]{{"auto", AttentionKind::auto_},
                                                     {"own", AttentionKind::own},

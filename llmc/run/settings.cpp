@@ -63,7 +63,8 @@ void asked(Table& table, const Options& o) {
                                      : text(o.zero));
     if (o.local.every > 0) {
         table.row("local steps", text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1,
-                                      " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum)));
+                                      " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
+                                      ", compression ", name_of(o.local.compression)));
     }
     table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0

@@ -9,12 +9,13 @@
 #include "llmc/parallel/gradient_sums.h"
 #include "llmc/parallel/zero.h"
 
-// Results of a step on the device, read by the host in one copy. The first `sums` doubles are summed over ranks in one
-// all-reduce.
+// Results of a step on the device, read by the host in one copy. The first step_sums doubles are summed over ranks in
+// one all-reduce.
 struct Step::Numbers {
     double loss;
     StopVotes stop;
-    double sum_of_squares;   // sum over the gradients that this rank owns; after the all-reduce, over all
+    double sum_of_squares;       // sum over the gradients that this rank owns; after the all-reduce, over all
+    double squares_of_replica;   // sum over the ranks of this replica, with local steps of several
     GradNorm norm;
 };
 
@@ -90,18 +91,22 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     optimizer_->sum_squares(&numbers->sum_of_squares);
     sum_numbers();
     add_expert_totals();
-    finish_global_norm(&numbers->norm, &numbers->sum_of_squares, &numbers->loss, grad_clip_, stream);
+    const bool differ = groups_.outer != nullptr;
+    finish_global_norm(&numbers->norm, differ ? &numbers->squares_of_replica : &numbers->sum_of_squares, &numbers->loss,
+                       grad_clip_, stream, {&numbers->sum_of_squares, stage_.options().replicas});
 }
 
-// Adds up the step's sums over ranks: with local steps each replica has a norm of its own.
+// Adds up the step's sums over all ranks, and squares also over those of this replica.
 void Step::sum_numbers() {
-    double* const sums = &numbers_.data()->loss;
-    if (groups_.outer == nullptr) {
-        if (groups_.all) groups_.all->all_reduce(sums, step_sums, ReduceOp::sum, stage_.stream());
-        return;
+    Numbers* const numbers = numbers_.data();
+    const cudaStream_t stream = stage_.stream();
+    if (groups_.outer != nullptr) {
+        CUDA_CHECK(cudaMemcpyAsync(&numbers->squares_of_replica, &numbers->sum_of_squares, sizeof(double),
+                                   cudaMemcpyDeviceToDevice, stream));
+        if (groups_.all) groups_.all->all_reduce(&numbers->squares_of_replica, 1, ReduceOp::sum, stream);
     }
-    groups_.world->all_reduce(sums, step_sums - 1, ReduceOp::sum, stage_.stream());
-    if (groups_.all) groups_.all->all_reduce(sums + step_sums - 1, 1, ReduceOp::sum, stage_.stream());
+    Communicator* const everyone = groups_.everyone();
+    if (everyone) everyone->all_reduce(&numbers->loss, step_sums, ReduceOp::sum, stream);
 }
 
 void Step::add_expert_totals() {
@@ -143,9 +148,13 @@ void Step::logits(floatX* out, int row, int cp_rank) {
 void Step::update(int step, float learning_rate) {
     const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
-    optimizer_->end_local_steps(step);
     stage_.router_bias().update(stage_.expert_counts().data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
+}
+
+void Step::skip_update(int step) {
+    const bool moved = optimizer_->end_local_steps(step);
+    if (moved && zero_) zero_->parameters_changed();
 }
 
 StepResult Step::result() const {

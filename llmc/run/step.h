@@ -1,8 +1,9 @@
 // Computes one optimizer step from a schedule, and the forward passes between steps: everything that a run computes.
 //
 // Loss, norm and requests to stop, which all ranks must know alike, are summed in one all-reduce and come to the host
-// in one copy, for which it waits. Everything else is asynchronous on the stage's stream: the norm, the clip factor,
-// and the decision to skip an update whose norm or loss is not finite stay on the device.
+// in one copy, for which it waits. With local steps each replica also adds up a norm of its own, by which it clips.
+// Everything else is asynchronous on the stage's stream: the norm, the clip factor, and the decision to skip an update
+// whose norm or loss is not finite stay on the device.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,7 @@ class Zero;   // llmc/parallel/zero.h
 // Result of a step, the same on every rank.
 struct StepResult {
     float loss;        // mean over the step's tokens
-    float grad_norm;   // norm of all gradients together, before clipping
+    float grad_norm;   // norm of all gradients together, before clipping; with local steps, RMS of the replicas' norms
     StopVotes stop;
     std::optional<ExpertLoad> experts = {};   // none if the model has no experts
 };
@@ -55,9 +56,12 @@ public:
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
-    // Updates the parameters by the rule of --optimizer. Steps count from 1. Does nothing if the norm or the loss is
-    // not finite.
+    // Updates the parameters by the rule of --optimizer, and after the last of some local steps moves replicas
+    // together. Steps count from 1. Leaves the update out if the norm or the loss is not finite.
     void update(int step, float learning_rate);
+
+    // Takes the place of update() for a step whose update the caller leaves out: replicas still move together.
+    void skip_update(int step);
 
     // Waits for the step's work and returns its result.
     StepResult result() const;

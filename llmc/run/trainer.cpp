@@ -21,6 +21,7 @@ Trainer::Trainer(const TrainerParts& parts)
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
+    parts_.step.optimizer().ends_after(parts_.max_steps);
     check_can_trace(options_.trace);
 }
 
@@ -99,8 +100,12 @@ void Trainer::train_step() {
     batch_.read_ahead();
     const StepResult result = parts_.step.result();   // the host waits here
     const bool outlier = is_outlier(result);
-    if (host_decides && !outlier) {
-        parts_.step.update(step_, lr);
+    if (host_decides) {
+        if (outlier) {
+            parts_.step.skip_update(step_);
+        } else {
+            parts_.step.update(step_, lr);
+        }
         wait_for(parts_.step.stage().stream());   // the update is a part of the step's time
     }
     agreement_.note(result.stop);

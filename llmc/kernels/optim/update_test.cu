@@ -1,3 +1,4 @@
+#include "llmc/kernels/optim/delta_blocks.cuh"
 #include "llmc/kernels/optim/update.cuh"
 
 #include "llmc/kernels/kernel_testing.h"
@@ -261,5 +262,80 @@ TEST_CASE("local steps: the outer step matches a double loop") {
             CHECK(std::abs(found[i] - start[i]) < 4e-6);
             CHECK(std::abs(found_m[i] - m[i]) < 4e-6);
         }
+    }
+}
+
+TEST_CASE(
+    "local steps: blocks of 8 bits and what they leave out are the whole way, whatever the replicas and the count") {
+    for (const std::int64_t count : {1, 255, 256, 1003}) {
+        for (const int R : {1, 2, 3}) {
+            KernelTest test;
+            const std::int64_t piece = (delta_blocks(count) + R - 1) / R, n = piece * kDeltaBlock;
+            const auto size = static_cast<std::size_t>(count);
+            const Doubles begin = random_values<float>(size, 1.0, 1);
+            auto device_begin = test.tensor<float>(begin);
+            // of each replica, the sender: blocks of all pieces
+            std::vector<DeltaBlock> sent;
+            std::vector<Doubles> errors;
+            Doubles ways(size, 0.0);
+            for (int r = 0; r < R; r++) {
+                Doubles weights = random_values<float>(size, 1.0, 10 + r);
+                auto w = test.tensor<float>(weights),
+                     error = test.tensor<float>(random_values<float>(size, 1e-3, 20 + r));
+                const Doubles old = error.values();
+                DeviceBuffer<DeltaBlock> blocks =
+                    test.arena.allocate<DeltaBlock>(text("test/sent ", r), static_cast<std::size_t>(piece * R));
+                compress_deltas(blocks.data(), piece * R, error.data(), w.data(), device_begin.data(), count,
+                                test.stream);
+                for (const DeltaBlock& block : blocks.download(test.stream)) sent.push_back(block);
+                errors.push_back(error.values());
+                for (std::size_t i = 0; i < size; i++) ways[i] += begin[i] - weights[i] + old[i];
+                for (double rest : errors.back()) CHECK(std::abs(rest) < 8.0 / 127);   // half a scale
+            }
+            // each piece is averaged by one replica
+            std::vector<DeltaBlock> all;
+            for (int r = 0; r < R; r++) {
+                std::vector<DeltaBlock> received;
+                for (int from = 0; from < R; from++) {
+                    for (std::int64_t b = 0; b < piece; b++) {
+                        received.push_back(sent[static_cast<std::size_t>((from * R + r) * piece + b)]);
+                    }
+                }
+                auto in = test.arena.allocate<DeltaBlock>(text("test/received ", r), received.size());
+                in.upload(received, test.stream);
+                auto mean = test.arena.allocate<DeltaBlock>(text("test/mean ", r), static_cast<std::size_t>(piece));
+                const std::int64_t before = std::min(r * n, count), own = std::min(n, count - before);
+                auto error = test.tensor<float>(errors[static_cast<std::size_t>(r)]);
+                average_deltas(mean.data(), in.data(), piece, R, error.data() + before, own, test.stream);
+                errors[static_cast<std::size_t>(r)] = error.values();
+                for (const DeltaBlock& block : mean.download(test.stream)) all.push_back(block);
+            }
+            auto blocks = test.arena.allocate<DeltaBlock>("test/blocks", all.size());
+            blocks.upload(all, test.stream);
+            auto result = test.tensor<float>(begin);
+            apply_deltas(result.data(), device_begin.data(), blocks.data(), count, test.stream);
+            const Doubles found = result.values();
+            for (std::size_t i = 0; i < size; i++) {
+                double left = 0;
+                for (const Doubles& error : errors) left += error[i];
+                CHECK(std::abs(R * (begin[i] - found[i]) + left - ways[i]) < 1e-5);
+            }
+        }
+    }
+}
+
+TEST_CASE("local steps: a block with a value that is not finite gives none that is; zeros stay zeros") {
+    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 0.0}) {
+        KernelTest test;
+        Doubles values(300, 0.0);
+        values[3] = bad;
+        auto w = test.tensor<float>(values), begin = test.tensor<float>(Doubles(300, 0.0)),
+             error = test.tensor<float>(Doubles(300, 0.0));
+        auto blocks = test.arena.allocate<DeltaBlock>("test/blocks", 2);
+        compress_deltas(blocks.data(), 2, error.data(), w.data(), begin.data(), 300, test.stream);
+        apply_deltas(w.data(), begin.data(), blocks.data(), 300, test.stream);
+        const Doubles found = w.values();
+        CHECK(std::isfinite(found[3]) == (bad == 0.0));
+        CHECK(found[299] == 0.0);   // of the other block
     }
 }

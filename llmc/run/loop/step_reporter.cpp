@@ -14,7 +14,8 @@ StepReporter::StepReporter(const TrainerParts& parts)
     : parts_(parts),
       peak_{parts.peak_flops_per_s, true},
       exposed_waits_(parts.step.stage().stream()),
-      slowest_rank_(parts.step.stage(), parts.groups.all, parts.arena) {}
+      slowest_rank_(parts.step.stage(), parts.groups.everyone(),
+                    parts.world != nullptr ? parts.world->mesh() : MeshShape{}, parts.arena) {}
 
 void StepReporter::passes_begin() {
     const bool writes_records = parts_.groups.everyone() == nullptr || parts_.groups.everyone()->rank() == 0;

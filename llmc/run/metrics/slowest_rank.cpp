@@ -32,9 +32,10 @@ std::string SlowestStreak::warning(const Waiting& waiting, const std::vector<std
         rank_, host.c_str(), length_, 100 * shares_ / length_);
 }
 
-SlowestRank::SlowestRank(Stage& stage, Communicator* all, Arena& arena)
+SlowestRank::SlowestRank(Stage& stage, Communicator* all, const MeshShape& mesh, Arena& arena)
     : stage_(stage),
-      all_(stage.storage().place().mesh.dp > 1 ? all : nullptr),
+      mesh_(mesh),
+      all_(mesh.dp > 1 ? all : nullptr),
       own_(all_ != nullptr ? static_cast<std::size_t>(all_->size()) : 0),
       of_all_(own_.values().size()) {
     if (all_ == nullptr) return;
@@ -76,7 +77,7 @@ void SlowestRank::passes_end() {
 std::optional<Waiting> SlowestRank::step_ended(double seconds) {
     if (all_ == nullptr) return std::nullopt;
     std::optional<Waiting> found;
-    if (step_seconds_ > 0) found = slowest_rank(stage_.storage().place().mesh, of_all_.values(), step_seconds_);
+    if (step_seconds_ > 0) found = slowest_rank(mesh_, of_all_.values(), step_seconds_);
     step_seconds_ = seconds;
     own_seconds_ = end_.seconds_since(begin_);
     for (std::size_t i = 0; i < waits_used_; i++) own_seconds_ -= waits_[i].end.seconds_since(waits_[i].begin);

@@ -46,8 +46,9 @@ private:
 // Measures on every rank of `all`: every rank makes one and makes the same calls.
 class SlowestRank : private UnitHooks {
 public:
-    // Wraps the stage's hooks until it is destroyed. `all` may be null if there is one rank.
-    SlowestRank(Stage& stage, Communicator* all, Arena& arena);
+    // Wraps the stage's hooks until it is destroyed. `all`: all ranks of the run, whose mesh is `mesh`; may be null if
+    // there is one rank.
+    SlowestRank(Stage& stage, Communicator* all, const MeshShape& mesh, Arena& arena);
     ~SlowestRank();
     SlowestRank(const SlowestRank&) = delete;
     SlowestRank& operator=(const SlowestRank&) = delete;
@@ -73,6 +74,7 @@ private:
     void gradients_ready(int slot) override { inner_->gradients_ready(slot); }
 
     Stage& stage_;
+    MeshShape mesh_;
     Communicator* all_;            // null: measures nothing
     UnitHooks* inner_ = nullptr;   // null: the stage's hooks are not wrapped
     DeviceBuffer<double> sums_;    // by rank

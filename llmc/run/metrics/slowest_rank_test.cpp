@@ -59,7 +59,7 @@ struct Found {
 
 // Steps of all ranks, of which `slow` needs so much longer to read. The same on every rank.
 Found take_steps(TestRank& me, Stage& model, Step& step, int slow, std::chrono::duration<double> pause) {
-    SlowestRank slowest(model, &me.all, me.arena);
+    SlowestRank slowest(model, &me.all, me.world.mesh(), me.arena);
     auto read = [&](int, const MicroBatch& to) {
         if (me.rank() == slow) std::this_thread::sleep_for(pause);
         std::fill(to.tokens.begin(), to.tokens.end(), 1);

@@ -1,0 +1,512 @@
+// Local steps: replicas that train by themselves and move together, against single processes averaged by hand; what all
+// must decide alike; what a checkpoint restores; what travels.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "llmc/base/rng.h"
+#include "llmc/model/download_testing.h"
+#include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/save_training_state_testing.h"
+#include "llmc/run/step.h"
+#include "llmc/run/stopping/health.h"
+
+namespace {
+
+constexpr int B = 2, T = 16, vocab = 61;
+using Floats = std::vector<float>;
+
+ModelConfig model() { return custom_model_config(2, 2, 32, T, vocab); }
+
+OptimizerOptions local_steps(int every, float lr = 0.7f, float momentum = 0.9f) {
+    OptimizerOptions how;
+    how.grad_clip = 0.5f;   // these models' norms are above it
+    how.local = {every, lr, momentum};
+    return how;
+}
+
+// One rank's model and optimizer; alone without a world.
+struct Trainee {
+    OptimizerOptions how;
+    TrainingGroups groups;
+    cudaStream_t stream;
+    Stage stage;
+    Step step;
+
+    Trainee(const OptimizerOptions& its_how, Arena& arena, cudaStream_t its_stream, World* world = nullptr,
+            int zero = 0)
+        : how(its_how),
+          groups(world ? training_groups(*world, model(), 1, how.local.every > 0) : TrainingGroups{}),
+          stream(its_stream),
+          stage(model(), options(world, zero, how.local.every > 0), arena, stream),
+          step((initialize_parameters(stage.parameters(), 1, stream), stage), how, arena, groups) {}
+
+    // Makes the gradients of a step, of this rank's samples or those of rank `samples_of`. `huge`: so large that no
+    // float holds their norm, though the loss is finite.
+    void gradients(int number, bool huge = false, int samples_of = -1) {
+        const int rank = samples_of >= 0 ? samples_of : stage.data_rank();
+        auto read = [&](int, const MicroBatch& to) {
+            for (std::size_t i = 0; i < to.tokens.size(); i++) {
+                to.tokens[i] = 1, to.targets[i] = 2;   // whose gradients add up
+                if (huge) continue;
+                const std::uint64_t key = mix64(static_cast<std::uint64_t>(number) * 1000003 + i +
+                                                static_cast<std::uint64_t>(rank) * to.tokens.size());
+                to.tokens[i] = static_cast<std::int32_t>(key % vocab);
+                to.targets[i] = static_cast<std::int32_t>((key >> 32) % vocab);
+            }
+        };
+        const float mean = 1.0f / static_cast<float>(stage.tokens() * stage.data_ranks());
+        step.gradients(one_stage_schedule(1), read, huge ? 1e36f : mean);
+    }
+    StepResult train(int number) {
+        gradients(number);
+        step.update(number, how.lr);
+        return step.result();
+    }
+
+    // The exact weights: masters if there are some.
+    const OptimizerState* masters() {
+        const std::vector<OptimizerState>& states = step.optimizer().states();
+        const auto found = std::ranges::find_if(states, &OptimizerState::is_weights);
+        return found == states.end() ? nullptr : &*found;
+    }
+    // A state's values that this rank owns, one tensor after the other; "" are the exact weights.
+    Floats values(const std::string& state = "") {
+        step.wait_for_all_gather();
+        Floats all;
+        auto add = [&](const auto& values) {
+            for (const TensorLayout& place : values.storage().tensors()) {
+                const auto count =
+                    static_cast<std::size_t>(stage.storage().padded_elements(place, StateKind::optimizer));
+                const auto buffer = values.unit(place.slot);
+                const auto from = static_cast<std::size_t>(values.owned(place.param) - buffer.data());
+                for (auto value : buffer.download(stream, from, count)) all.push_back(static_cast<float>(value));
+            }
+        };
+        if (!state.empty()) {
+            add(step.optimizer().state(state));
+        } else if (masters() != nullptr) {
+            add(masters()->values);
+        } else {
+            add(stage.parameters());
+        }
+        return all;
+    }
+    // Puts values in the place of the exact weights, for a rank that owns all.
+    void set_weights(const Floats& all) {
+        std::size_t at = 0;
+        for (const TensorLayout& place : stage.storage().tensors()) {
+            const auto count = static_cast<std::size_t>(stage.storage().padded_elements(place, StateKind::optimizer));
+            const Floats part(all.begin() + static_cast<std::ptrdiff_t>(at),
+                              all.begin() + static_cast<std::ptrdiff_t>(at + count));
+            at += count;
+            auto put = [&]<class X>(const ModelState<X>& state) {
+                const std::vector<X> rounded(part.begin(), part.end());
+                state.unit(place.slot)
+                    .upload(rounded, stream,
+                            static_cast<std::size_t>(state.owned(place.param) - state.unit(place.slot).data()));
+                wait_for(stream);
+            };
+            put(stage.parameters());
+            if (masters() != nullptr) put(masters()->values);
+        }
+    }
+
+private:
+    static StageOptions options(World* world, int zero, bool local) {
+        StageOptions result;
+        result.B = B, result.T = T;
+        if (world == nullptr) return result;
+        result.place = {world->mesh(), world->at(), zero};
+        if (local) {
+            const Replica own = replica_of(world->mesh(), world->at());
+            result.place.mesh = own.mesh, result.place.at = own.at;
+            result.replica = own.number, result.replicas = own.replicas;
+        }
+        if (group_size(result.place.mesh, zero_axes) == 1) result.place.zero_stage = 0;
+        return result;
+    }
+};
+
+double distance(const Floats& a, const Floats& b) {
+    ENSURE(a.size() == b.size(), a.size(), " and ", b.size(), " values");
+    double most = 0;
+    for (std::size_t i = 0; i < a.size(); i++) {
+        most = std::max(most, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    }
+    return most;
+}
+bool all_zero(const Floats& values) {
+    return std::ranges::all_of(values, [](float x) { return x == 0; });
+}
+std::string bits(const Floats& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+// Whether all ranks have the same bits. Collective.
+bool all_have(TestRank& me, const Floats& values) {
+    const std::vector<std::string> of_all = me.world.gather_text(bits(values));
+    return std::ranges::all_of(of_all, [&](const std::string& other) { return other == of_all[0]; });
+}
+
+MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
+
+}   // namespace
+
+TEST_CASE("local steps: three at a time of two and of three replicas are single processes averaged by hand") {
+    constexpr double lr = 0.7f, momentum = 0.9f;
+    for (const int R : {2, 3}) {
+        on_ranks(replicas_of(R, 1), [&](TestRank& me) {
+            Trainee own(local_steps(3), me.arena, me.stream, &me.world);
+            own.step.optimizer().ends_after(7);   // moves after 3, 6 and 7
+            OptimizerOptions by_itself = local_steps(0);
+            std::vector<std::unique_ptr<Trainee>> alone;
+            for (int k = 0; k < R; k++) alone.push_back(std::make_unique<Trainee>(by_itself, me.arena, me.stream));
+            const Floats begin = alone[0]->values();
+            std::vector<double> together(begin.begin(), begin.end()), m(together.size(), 0.0);
+            for (int step = 1; step <= 7; step++) {
+                const StepResult result = own.train(step);
+                double loss = 0, squares = 0;
+                for (int k = 0; k < R; k++) {
+                    Trainee& one = *alone[static_cast<std::size_t>(k)];
+                    one.gradients(step, false, k);
+                    one.step.update(step, one.how.lr);
+                    const StepResult of_one = one.step.result();
+                    loss += of_one.loss / R, squares += static_cast<double>(of_one.grad_norm) * of_one.grad_norm / R;
+                    me.require(of_one.grad_norm > 0.5f, "nothing was clipped");
+                }
+                me.require(std::abs(result.loss / loss - 1) < 1e-5, "step ", step, ": loss ", result.loss, " for ",
+                           loss);
+                me.require(std::abs(result.grad_norm / std::sqrt(squares) - 1) < 1e-3, "step ", step, ": norm ",
+                           result.grad_norm, " for ", std::sqrt(squares));
+                if (step % 3 == 0 || step == 7) {
+                    std::vector<Floats> weights;
+                    for (auto& one : alone) weights.push_back(one->values());
+                    for (std::size_t i = 0; i < together.size(); i++) {
+                        double mean = 0;
+                        for (const Floats& of_one : weights) mean += of_one[i] / static_cast<double>(R);
+                        const double d = together[i] - mean;
+                        m[i] = momentum * m[i] + d;
+                        together[i] -= lr * (d + momentum * m[i]);
+                    }
+                    for (auto& one : alone) one->set_weights(Floats(together.begin(), together.end()));
+                    me.require(all_have(me, own.values()), "step ", step, ": replicas differ after a move");
+                } else {
+                    me.require(!all_have(me, own.values()), "step ", step, ": replicas are equal between moves");
+                }
+                const double apart =
+                    distance(own.values(), alone[static_cast<std::size_t>(own.stage.data_rank())]->values());
+                me.require(apart < 2e-5, "step ", step, ": a weight is ", apart, " from that by hand");
+            }
+            me.require(own.values("outer_weights") == own.values(), "they go on from other weights");
+        });
+    }
+}
+
+TEST_CASE("local steps: one at a time, rate 1, momentum 0, one replica: AdamW") {
+    on_ranks(replicas_of(1, 2), [&](TestRank& me) {
+        for (const int zero : {0, 1, 3}) {
+            Trainee own(local_steps(1, 1, 0), me.arena, me.stream, &me.world, zero),
+                plain(local_steps(0), me.arena, me.stream, &me.world, zero);
+            for (int step = 1; step <= 5; step++) {
+                const StepResult found = own.train(step), expected = plain.train(step);
+                me.require(std::abs(found.loss / expected.loss - 1) < 1e-6, "ZeRO ", zero, ", step ", step, ": loss ",
+                           found.loss, " for ", expected.loss);
+                const double apart = distance(own.values(), plain.values());
+                me.require(apart < 1e-6, "ZeRO ", zero, ", step ", step, ": a weight is ", apart, " away");
+            }
+        }
+    });
+}
+
+TEST_CASE("local steps: an update that one replica cannot make is skipped by all, and they still move together") {
+    for (const int ranks : {1, 2}) {
+        on_ranks(replicas_of(2, ranks), [&](TestRank& me) {
+            Trainee own(local_steps(3), me.arena, me.stream, &me.world, 1);
+            own.train(1);
+            const Floats before = own.values(), moments = own.values("m");
+            for (const int step : {2, 3}) {
+                own.gradients(step, me.rank() == me.ranks() - 1);
+                own.step.update(step, own.how.lr);
+                const StepResult result = own.step.result();
+                me.require(!std::isfinite(result.grad_norm) && std::isfinite(result.loss), "step ", step, ": loss ",
+                           result.loss, ", norm ", result.grad_norm);
+                me.require(own.values("m") == moments, "step ", step, " has changed a moment");
+                me.require((own.values() == before) == (step == 2), "step ", step, ": weights move at step 3 alone");
+            }
+            me.require(own.values() == own.values("outer_weights"), "no move after step 3");
+        });
+    }
+}
+
+TEST_CASE("local steps: replicas move after a step whose update the host leaves out, and at no other") {
+    on_ranks(replicas_of(2, 2), [&](TestRank& me) {
+        for (const int zero : {0, 2, 3}) {
+            Trainee own(local_steps(3), me.arena, me.stream, &me.world, zero);
+            own.train(1);
+            const Floats before = own.values();
+            for (const int step : {2, 3}) {
+                own.gradients(step);
+                own.step.skip_update(step);
+                own.step.result();
+                me.require((own.values() == before) == (step == 2), "ZeRO ", zero, ", step ", step);
+            }
+            me.require(own.values() == own.values("outer_weights"), "no move after step 3");
+            own.train(4);   // the gathered parameters are those of the move
+            me.require(
+                differing_replicas(me.world.gather_text(replica_hashes(tensors_of(own.step), me.stream).tensors)) == "",
+                "ranks of a replica differ");
+        }
+    });
+}
+
+TEST_CASE("local steps: the average of the weights takes in what they are after a move") {
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        OptimizerOptions how = local_steps(2);
+        how.ema = 0.5f;   // from step 9 on; (1 + step) / (10 + step) before
+        Trainee own(how, me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 4; step++) {
+            const Floats before = own.values("ema");
+            own.train(step);
+            const Floats weights = own.values(), after = own.values("ema");
+            const float decay =
+                std::min(how.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
+            Floats expected;
+            for (std::size_t i = 0; i < before.size(); i++) {
+                expected.push_back(before[i] + (1 - decay) * (weights[i] - before[i]));
+            }
+            me.require(distance(after, expected) < 1e-6, "step ", step, ": ", distance(after, expected));
+        }
+    });
+}
+
+TEST_CASE(
+    "local steps: between two replicas that move after 100 steps a hundredth travels of what steps together send") {
+    std::map<bool, double> sent;   // with local steps or not: bytes of rank 0 over all groups
+    for (const bool local : {false, true}) {
+        OptimizerOptions how = local_steps(local ? 100 : 0);
+        on_ranks(local ? replicas_of(2, 1) : MeshShape{1, 2, 1, 1}, [&](TestRank& me) {
+            Trainee own(how, me.arena, me.stream, &me.world);
+            const std::set<Communicator*> groups{own.groups.zero, own.groups.all, own.groups.outer, own.groups.world};
+            for (Communicator* group : groups) {
+                if (group != nullptr) group->reset_traffic();
+            }
+            for (int step = 1; step <= 100; step++) own.train(step);
+            double bytes = 0;
+            for (const Communicator* group : groups) bytes += group != nullptr ? group->traffic().total() : 0;
+            if (local) {
+                double P = 0;
+                for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                    P += static_cast<double>(own.stage.storage().padded_elements(tensor, StateKind::optimizer));
+                }
+                me.require(own.groups.outer->traffic().total() == 8 * P / 2, "a move of ", P, " elements sent ",
+                           own.groups.outer->traffic().total(), " bytes");
+                // five sums of a step over all ranks: 40 bytes
+                me.require(bytes == 8 * P / 2 + 100.0 * step_sums * sizeof(double), bytes, " bytes in all");
+            }
+            if (me.rank() == 0) sent[local] = bytes;
+        });
+    }
+    if (!ranks_are_threads()) return;
+    MESSAGE("together " << sent[false] << " bytes, with local steps " << sent[true]);
+    CHECK(sent[false] / sent[true] > 95);   // not 100, for a step's sums count beside a model this small
+}
+
+TEST_CASE("local steps: --check-replicas lets replicas differ between moves, and names what must not") {
+    if (!ranks_are_threads()) return;
+    struct Flip {
+        int rank;
+        const char* state;   // "": the parameter
+        const char* expected;
+    };
+    for (const Flip flip :
+         {Flip{3, "", "ranks 2, 3 should have the same replica_1.parameter ln_f.weight"},
+          Flip{1, "m", "ranks 0, 1 should have the same m ln_f.weight"},
+          Flip{2, "outer_momentum", "rank 2 has another outer_momentum ln_f.weight than ranks 0, 1, 3"},
+          Flip{0, "outer_weights", "rank 0 has another outer_weights ln_f.weight than ranks 1, 2, 3"}}) {
+        on_ranks(replicas_of(2, 2), [&](TestRank& me) {
+            Trainee own(local_steps(2), me.arena, me.stream, &me.world, 0);
+            for (int step = 1; step <= 3; step++) own.train(step);
+            auto differs = [&] {
+                const ReplicaHashes hashes = replica_hashes(tensors_of(own.step), me.stream);
+                me.require(differing_replicas(me.world.gather_text(hashes.groups)).empty() ==
+                               differing_replicas(me.world.gather_text(hashes.tensors)).empty(),
+                           "groups and tensors tell different things");
+                return differing_replicas(me.world.gather_text(hashes.tensors));
+            };
+            me.require(!all_have(me, own.values()), "replicas are equal between moves");
+            const std::string before = differs();
+            me.require(before.empty(), before);
+            if (me.rank() == flip.rank) {
+                const std::string name = flip.state;
+                char* const at = name.empty()
+                                     ? reinterpret_cast<char*>(own.stage.parameters().tensor("ln_f.weight"))
+                                     : reinterpret_cast<char*>(own.step.optimizer().state(name).tensor("ln_f.weight"));
+                char byte = 0;
+                CUDA_CHECK(cudaMemcpyAsync(&byte, at, 1, cudaMemcpyDeviceToHost, me.stream));
+                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+                byte ^= 1;
+                CUDA_CHECK(cudaMemcpyAsync(at, &byte, 1, cudaMemcpyHostToDevice, me.stream));
+                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+            }
+            const std::string found = differs();
+            me.require(found.starts_with(flip.expected), "found: ", found);
+        });
+    }
+}
+
+namespace {
+
+void save(TestRank& me, Trainee& own, const std::string& folder, int step) {
+    const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
+    RunState state;
+    state.step = step;
+    save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
+                        {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
+}
+void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
+    load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step), own.stream,
+                        OptimizerKind::adamw, reset);
+}
+
+}   // namespace
+
+TEST_CASE("local steps: 2 replicas resumed by 4, and these by 2: whom a checkpoint lacks begins as the first") {
+    const SharedFolder folder;
+    const std::string pair = folder / "pair", four = folder / "four";
+    const std::vector<std::string> states{"", "m", "v", "outer_weights", "outer_momentum"};
+    std::vector<std::string> of_two, of_four;   // what each replica saved, of all states
+    auto all_states = [&](Trainee& own) {
+        std::string all;
+        for (const std::string& state : states) all += bits(own.values(state));
+        return all;
+    };
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        Trainee own(local_steps(3), me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 4; step++) own.train(step);
+        save(me, own, pair, 4);
+        const std::vector<std::string> saved = me.world.gather_text(all_states(own));
+        me.require(saved[0] != saved[1], "the replicas are equal");
+        if (me.rank() == 0) of_two = saved;
+    });
+    if (!ranks_are_threads()) return;
+    on_ranks(replicas_of(4, 1), [&](TestRank& me) {
+        Trainee own(local_steps(3), me.arena, me.stream, &me.world);
+        own.train(1);   // what is overwritten
+        load(own, pair, 4);
+        me.require(all_states(own) == of_two[me.rank() == 1 ? 1 : 0], "another state than the saved one");
+        own.train(5);
+        save(me, own, four, 5);
+        const std::vector<std::string> saved = me.world.gather_text(all_states(own));
+        me.require(saved[2] != saved[0], "replica 2 learns nothing of its own");
+        own.train(6);
+        me.require(all_have(me, own.values()), "no move after step 6");
+        if (me.rank() == 0) of_four = saved;
+    });
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        Trainee own(local_steps(3), me.arena, me.stream, &me.world);
+        load(own, four, 5);
+        me.require(all_states(own) == of_four[static_cast<std::size_t>(me.rank())], "another state than the saved one");
+        own.train(6);
+        me.require(all_have(me, own.values()), "no move after step 6");
+    });
+}
+
+TEST_CASE(
+    "local steps: new moments leave the weights, and those from which all set out; a run without has no momentum") {
+    const SharedFolder folder;
+    const std::string apart = folder / "apart", together = folder / "together";
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        Trainee own(local_steps(2), me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 3; step++) own.train(step);
+        save(me, own, apart, 3);
+        Trainee other(local_steps(2), me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 2; step++) other.train(step);
+        me.require(!all_zero(other.values("outer_momentum")), "nothing to overwrite");
+        load(other, apart, 3, true);   // --reset-optimizer
+        me.require(other.values() == own.values() && other.values("outer_weights") == own.values("outer_weights"),
+                   "other weights");
+        me.require(other.values() != other.values("outer_weights"), "the weights are those after the move");
+        me.require(all_zero(other.values("outer_momentum")), "an old outer momentum");
+    });
+    on_ranks(2, [&](TestRank& me) {
+        Trainee own(local_steps(0), me.arena, me.stream, &me.world);
+        own.train(1);
+        save(me, own, together, 1);
+    });
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        Trainee own(local_steps(2), me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 3; step++) own.train(step);
+        load(own, together, 1);   // as --spike-rewind does
+        me.require(all_zero(own.values("outer_momentum")), "an old outer momentum");
+        me.require(own.values() == own.values("outer_weights") && all_have(me, own.values()), "other weights");
+    });
+}
+
+TEST_CASE("local steps: moves in 8 bits keep replicas bit-equal, near those in fp32, with fewer bytes; resumed") {
+    for (const int R : {2, 3}) {
+        const SharedFolder folder;
+        const std::string saved = folder / "saved";
+        on_ranks(replicas_of(R, 2), [&](TestRank& me) {
+            OptimizerOptions how = local_steps(2);
+            Trainee exact(how, me.arena, me.stream, &me.world, 1);
+            how.local.compression = OuterCompression::int8;
+            Trainee own(how, me.arena, me.stream, &me.world, 1), resumed(how, me.arena, me.stream, &me.world, 1);
+            auto all_equal = [&](Trainee& of) {   // ranks that own the same part are of other replicas
+                const std::vector<std::string> of_all = me.world.gather_text(bits(of.values()));
+                return of_all[0] == of_all[2] && of_all[1] == of_all[3] && of_all[0] == of_all[of_all.size() - 2];
+            };
+            Communicator& outer = *own.groups.outer;
+            for (int step = 1; step <= 4; step++) {
+                outer.reset_traffic();
+                exact.train(step);
+                const double in_fp32 = outer.traffic().total();
+                outer.reset_traffic();
+                own.train(step);
+                const double in_int8 = outer.traffic().total();
+                if (step % 2 == 1) continue;
+                me.require(all_equal(own), "step ", step, ": replicas differ after a move");
+                const double apart = distance(own.values(), exact.values());
+                me.require(apart > 0 && apart < 1e-3, "step ", step, ": a weight is ", apart, " from that in fp32");
+                // 260 bytes for 256 elements; the pieces of a tensor have as many blocks
+                double expected = 0;
+                for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                    const double elements =
+                        static_cast<double>(own.stage.storage().padded_elements(tensor, StateKind::optimizer));
+                    expected += 2 * (R - 1) * std::ceil(std::ceil(elements / 256) / R) * 260;
+                }
+                me.require(in_int8 == expected && expected < 0.6 * in_fp32, in_int8, " bytes, expected ", expected,
+                           "; in fp32 ", in_fp32);
+            }
+            const std::vector<std::string> errors = me.world.gather_text(bits(own.values("outer_error")));
+            me.require(!all_zero(own.values("outer_error")) && errors[0] != errors[2], "what was left out is not kept");
+            own.train(5);
+            save(me, own, saved, 5);
+            resumed.train(1);   // what is overwritten
+            load(resumed, saved, 5);
+            for (int step = 6; step <= 8; step++) own.train(step), resumed.train(step);
+            me.require(own.values() == resumed.values() && own.values("outer_error") == resumed.values("outer_error"),
+                       "the resumed run goes on otherwise");
+        });
+    }
+}
+
+TEST_CASE("local steps: a run whose moves were in fp32 goes on in 8 bits with nothing left out so far") {
+    const SharedFolder folder;
+    on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+        OptimizerOptions how = local_steps(2);
+        Trainee exact(how, me.arena, me.stream, &me.world);
+        how.local.compression = OuterCompression::int8;
+        Trainee own(how, me.arena, me.stream, &me.world);
+        for (int step = 1; step <= 3; step++) exact.train(step), own.train(step);
+        me.require(!all_zero(own.values("outer_error")), "nothing to overwrite");
+        save(me, exact, folder / "exact", 3);
+        load(own, folder / "exact", 3);
+        me.require(all_zero(own.values("outer_error")) && own.values() == exact.values(), "another state");
+        own.train(4);
+        me.require(all_have(me, own.values()), "replicas differ after a move");
+    });
+}
