@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Compares the speed of `tokenize` with gigatoken's, tiktoken's and tokenizers' on one thread, and their ids.
+
+    python3 -m venv venv && venv/bin/pip install gigatoken tiktoken tokenizers
+    venv/bin/python dev/reference/tokenizer_rivals.py --vocab ../shared/data/gpt2_vocab.bpe [--corpus FILE ...]
+
+English text, source code and text of many languages are collected by english_corpus.py and mixed_corpus.py where no
+corpus is given. Each is encoded with GPT-2's vocabulary and the splits of GPT-2, Llama 3 and Qwen. Figures are MB per
+second of processor time, medians of --rounds in which the programs take turns; ratios are ours to theirs in the same
+round. `cold`: the first encoding of a new tokenizer; `warm`: the second, beside our second. tiktoken has GPT-2's split
+alone; tokenizers, which is slow, encodes the first --slow-mb. What is not installed is left out. Ids that differ end with
+exit code 1.
+"""
+import argparse
+import array
+import importlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import english_corpus
+import mixed_corpus
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {"gpt2": None, "llama3": CONTRACTIONS + r"\p{N}{1,3}" + REST, "qwen": CONTRACTIONS + r"\p{N}" + REST}
+
+
+def installed(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        print(f"{name} is not installed")
+        return None
+
+
+def run(*command):
+    process = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True)
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: failed")
+    return process.stdout
+
+
+def tokenizer_files(args, folder):
+    """Writes a tokenizer.json for each split; returns their paths."""
+    text = folder / "text"
+    text.write_text("a")
+    run(args.tokenize, "--tokenizer", args.vocab, "-q", "--output", folder / "gpt2", text)
+    paths = {}
+    for name in args.splits:
+        content = json.loads((folder / "gpt2" / "tokenizer.json").read_text())
+        if SPLITS[name]:
+            content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": SPLITS[name]}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}
+        paths[name] = folder / f"{name}.json"
+        paths[name].write_text(json.dumps(content))
+    return paths
+
+
+def our_ids(args, tokenizer, corpus, folder):
+    run(args.tokenize, "--tokenizer", tokenizer, "-q", "--overwrite", "--format", "text", "--separator",
+        english_corpus.SEPARATOR, "--output", folder / "ids", corpus)
+    ids = array.array("H")
+    for shard in sorted((folder / "ids").glob("train_*.bin")):
+        ids.frombytes(shard.read_bytes()[1024:])
+    return ids
+
+
+def rate(size, function):
+    start = time.process_time()
+    result = function()
+    return size / (time.process_time() - start) / 1e6, result
+
+
+def compare(args, split, tokenizer, corpus, folder):
+    documents = corpus.read_bytes().split(english_corpus.SEPARATOR.encode())
+    size = sum(map(len, documents))
+    texts = [d.decode() for d in documents]
+    few, few_size = 0, 0
+    while few < len(texts) and few_size < args.slow_mb * 1e6:
+        few_size += len(documents[few])
+        few += 1
+    giga, tiktoken, tokenizers = args.rivals
+    slow = tokenizers.Tokenizer.from_file(str(tokenizer)) if tokenizers else None
+    encoding = args.tiktoken_encoding if split == "gpt2" else None
+    rates, ids = {}, {}
+    for _ in range(args.rounds):
+        ours = run(args.tokenize, "--tokenizer", tokenizer, "--measure", "--format", "text", "--separator",
+                   english_corpus.SEPARATOR, corpus)
+        rates.setdefault("cold", []).append(float(ours.split()[0]))
+        rates.setdefault("warm", []).append(float(ours.split("again: ")[1].split()[0]))
+        if giga:
+            new = giga.Tokenizer(str(tokenizer))
+            for state in ("cold", "warm"):
+                speed, result = rate(size, lambda: new.encode_batch(documents, parallel=False))
+                rates.setdefault(f"gigatoken {state}", []).append(speed)
+            ids["gigatoken"] = result
+        if encoding:
+            speed, ids["tiktoken"] = rate(size, lambda: [encoding.encode_ordinary(t) for t in texts])
+            rates.setdefault("tiktoken", []).append(speed)
+        if slow:
+            speed, result = rate(few_size, lambda: [slow.encode(t, add_special_tokens=False).ids for t in texts[:few]])
+            rates.setdefault("tokenizers", []).append(speed)
+            ids["tokenizers"] = result
+    print(f"{corpus.name}, {size / 1e6:.0f} MB, {split}: ours cold {statistics.median(rates['cold']):.0f}, "
+          f"warm {statistics.median(rates['warm']):.0f} MB/s", end="")
+    for name, values in rates.items():
+        if name in ("cold", "warm"):
+            continue
+        ratios = sorted(a / b for a, b in zip(rates["warm" if name.endswith("warm") else "cold"], values))
+        print(f"; {name} {statistics.median(values):.0f}: {statistics.median(ratios):.2f}x "
+              f"({ratios[0]:.2f} to {ratios[-1]:.2f})", end="")
+    print(flush=True)
+    ours = our_ids(args, tokenizer, corpus, folder)
+    same = True
+    for name, result in ids.items():
+        at = 0
+        for number, theirs in enumerate(result):
+            theirs = array.array("H", [int(i) for i in theirs])
+            if ours[at + 1:at + 1 + len(theirs)] != theirs:
+                print(f"  document {number} differs from {name}'s")
+                same = False
+                break
+            at += 1 + len(theirs)
+        else:
+            print(f"  {name}: {at} ids, no difference")
+    return same
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenize", default="./tokenize", help="the program")
+    parser.add_argument("--vocab", required=True, help="GPT-2's vocab.bpe")
+    parser.add_argument("--corpus", action="append", type=pathlib.Path, help="a text with 0x1e between documents")
+    parser.add_argument("--mb", type=float, default=60, help="how much of each text to collect")
+    parser.add_argument("--slow-mb", type=float, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--splits", type=lambda names: names.split(","), default=list(SPLITS))
+    args = parser.parse_args()
+    args.rivals = [installed(name) for name in ("gigatoken", "tiktoken", "tokenizers")]
+    if args.rivals[1]:
+        import tiktoken_compare
+        args.tiktoken_encoding = tiktoken_compare.load_encoding(args.vocab, "gpt2")
+    else:
+        args.tiktoken_encoding = None
+    if not args.corpus:
+        args.corpus = [pathlib.Path("build") / f"{kind}.txt" for kind in ("english", "code", "languages")]
+        for path in args.corpus:
+            if path.exists():
+                continue
+            folders = english_corpus.default_folders()
+            if path.stem == "english":
+                english_corpus.write_corpus(path, folders, args.mb)
+            else:
+                mixed_corpus.write_corpus(path, path.stem, folders, args.mb)
+    print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
+    same = True
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        for split, tokenizer in tokenizer_files(args, folder).items():
+            for corpus in args.corpus:
+                same &= compare(args, split, tokenizer, corpus, folder)
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()
