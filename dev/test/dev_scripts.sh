@@ -28,6 +28,12 @@ has tiktoken && runs 'all .*no difference' python3 dev/reference/tiktoken_compar
 script=tokenizer_speed.py
 has tiktoken && runs 'whole program.*ratio' python3 dev/reference/tokenizer_speed.py --tokenize "$tokenize" --vocab "$vocabulary" \
     --corpus "$work/english.txt" --rounds 2 --copies 2
+script=mixed_corpus.py
+runs "" python3 dev/reference/mixed_corpus.py code --output "$work/code.txt" --mb 0.05 --folder dev
+check "mixed_corpus.py found code" [ -s "$work/code.txt" ]
+script=tokenizer_rivals.py
+runs 'code.txt.* qwen: ours' python3 dev/reference/tokenizer_rivals.py --tokenize "$tokenize" --vocab "$vocabulary" \
+    --corpus "$work/english.txt" --corpus "$work/code.txt" --rounds 2
 script=tokenizers_compare.py
 has tiktoken tokenizers && runs 'no difference' python3 dev/reference/tokenizers_compare.py --tokenize "$tokenize" \
     --json "$work/words/tokenizer.json" --mb 0.05

@@ -93,6 +93,10 @@ public:
     static_assert(sizeof(Long) == 128);
 
     static std::size_t short_slot(const ShortKey& key) { return key.hash() >> (64 - short_bits); }
+    // Returns the second slot of a piece, where it is when its first one was taken.
+    static std::size_t second_slot(std::size_t slot, const ShortKey& key) {
+        return slot ^ ((key.hash() & ((std::size_t{1} << short_bits) - 1)) | 1);
+    }
     void prefetch_short(std::size_t slot) const { __builtin_prefetch(&short_[slot]); }
 
     const Short* find(std::size_t slot, const ShortKey& key) const {
@@ -101,13 +105,14 @@ public:
         const Short& entry = pair.entries[second];
         return entry.key == key ? &entry : nullptr;
     }
-    // Stores a piece. The first of a pair stays for long and the second changes, so that rare words do not drive out
-    // common ones.
+    // Stores a piece: in its first slot, or in its second one if only that has a free entry. The first entry of a pair
+    // stays for long and the second changes, so that rare words do not drive out common ones.
     void remember(std::size_t slot, const ShortKey& key, const std::uint32_t* ids, std::size_t count) {
-        Pair& pair = short_[slot];
-        bool first_is_free = pair.entries[0].key.high == 0;
-        if (!first_is_free && ++replaced_ % promote_every == 0) pair.entries[0] = pair.entries[1];
-        Short& entry = pair.entries[first_is_free ? 0 : 1];
+        Pair* pair = &short_[slot];
+        if (!pair->has_room() && short_[second_slot(slot, key)].has_room()) pair = &short_[second_slot(slot, key)];
+        const bool first_is_free = pair->entries[0].key.high == 0;
+        if (!pair->has_room() && ++replaced_ % promote_every == 0) pair->entries[0] = pair->entries[1];
+        Short& entry = pair->entries[first_is_free ? 0 : 1];
         entry.key = key;
         entry.count = count <= Short::max_ids ? static_cast<std::uint16_t>(count) : Short::in_long;
         if (entry.count == Short::in_long) return;
@@ -134,6 +139,7 @@ private:
     static constexpr unsigned promote_every = 8;
     struct alignas(64) Pair {
         Short entries[2];
+        bool has_room() const { return entries[1].key.high == 0; }
     };
     ZeroedTable<Pair> short_{std::size_t{1} << short_bits};
     ZeroedTable<Long> long_{std::size_t{1} << long_bits};

@@ -76,6 +76,14 @@ private:
     // may have them.
     void encode_unknown(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
         const bool is_short = piece.size() <= ShortKey::max_length;
+        if (is_short && !marked) {
+            const Short* known = cache_.find(cache_.second_slot(slots_[i], keys_[i]), keys_[i]);
+            marked = known != nullptr;
+            if (marked && known->count != Short::in_long) {
+                ids.insert(ids.end(), known->ids, known->ids + known->count);
+                return;
+            }
+        }
         const bool may_be_long = piece.size() <= Long::max_length && (marked || !is_short);
         if (may_be_long) {
             if (const Long* known = cache_.find(Cache::long_slot(piece), piece)) {

@@ -1,0 +1,65 @@
+#include "llmc/tokenizer/bpe/pieces.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <string>
+
+namespace {
+
+using Ids = std::vector<std::uint32_t>;
+
+// All bytes, then tokens of two to four letters a to h: pieces have from one id to as many as bytes.
+struct Model {
+    std::vector<std::string> tokens;
+    std::vector<std::uint8_t> is_special;
+    std::vector<BpeMerge> merges;
+
+    explicit Model(std::size_t size) {
+        for (int byte = 0; byte < 256; byte++) tokens.push_back(std::string(1, static_cast<char>(byte)));
+        for (char a = 'a'; a <= 'h'; a++) {
+            for (char b = 'a'; b <= 'd'; b++) join(static_cast<unsigned char>(a), static_cast<unsigned char>(b));
+        }
+        const std::uint32_t pairs = static_cast<std::uint32_t>(tokens.size());
+        for (std::uint32_t i = 256; i < pairs; i += 3) join(i, 'e'), join(i, 256 + i % 7);
+        while (tokens.size() < size) tokens.push_back("unused " + std::to_string(tokens.size()));
+        is_special.assign(tokens.size(), 0);
+    }
+    void join(std::uint32_t left, std::uint32_t right) {
+        const std::uint32_t id = static_cast<std::uint32_t>(tokens.size());
+        merges.push_back({left, right, id, static_cast<std::uint32_t>(merges.size())});
+        tokens.push_back(tokens[left] + tokens[right]);
+    }
+};
+
+// Few pieces often and many seldom; some differ only in zeros at their end, or in their length.
+std::string random_piece(std::mt19937& random) {
+    std::mt19937 same(random() % 4 == 0 ? random() % 400000 : random() % 300);
+    std::string piece(1 + same() % (same() % 4 == 0 ? 70 : 16), '\0');
+    for (char& c : piece) c = same() % 6 == 0 ? '\0' : static_cast<char>('a' + same() % 8);
+    piece.resize(piece.size() + same() % 3, '\0');
+    return piece;
+}
+
+}   // namespace
+
+TEST_CASE("bpe_pieces: what is remembered is what the merges give, through many replacements") {
+    for (std::size_t size : {1000, 70000}) {   // ids of 16 and of 32 bits
+        const Model m(size);
+        const BpeModel model(m.tokens, m.is_special, m.merges, false);
+        const auto encoder = make_piece_encoder(model, {SplitRule::none, ""}, m.tokens.size());
+        BpeModel::Scratch scratch;
+        std::mt19937 random(1);
+        std::size_t wrong = 0;
+        for (int i = 0; i < 300000; i++) {
+            const std::string piece = random_piece(random);
+            Ids ids, expected;
+            encoder->encode(piece, ids);
+            model.encode(piece, scratch, expected);
+            wrong += ids != expected;
+        }
+        CHECK(wrong == 0);
+        const PieceCounts counts = encoder->counts();
+        CHECK(counts.merged < counts.pieces / 2);
+    }
+}
