@@ -6,6 +6,7 @@
 #include "llmc/base/utf8.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
+#include "llmc/tokenizer/bpe/cache.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace {
@@ -22,6 +23,56 @@ void add(PieceMap& counts, std::string_view piece, std::uint64_t count) {
     if (found == counts.end()) found = counts.try_emplace(std::string(piece)).first;
     found->second += count;
 }
+
+// Counts of pieces of up to 15 bytes, most of a text: a table that grows, searched from a hash of the piece on.
+class ShortCounts {
+public:
+    void add(const ShortKey& key, std::uint64_t count) {
+        if (2 * used_ >= entries_.size()) grow();
+        Entry& entry = entries_[place(key)];
+        used_ += entry.count == 0;
+        entry.key = key;
+        entry.count += count;
+    }
+    template <class Each>
+    void for_each(Each each) const {
+        for (const Entry& entry : entries_) {
+            if (entry.count > 0) each(entry.key, entry.count);
+        }
+    }
+
+private:
+    struct Entry {
+        ShortKey key{};
+        std::uint64_t count = 0;   // 0: a free entry
+    };
+    std::size_t place(const ShortKey& key) const {
+        std::size_t at = key.hash() & (entries_.size() - 1);
+        while (entries_[at].count != 0 && !(entries_[at].key == key)) at = (at + 1) & (entries_.size() - 1);
+        return at;
+    }
+    void grow() {
+        std::vector<Entry> old(std::max<std::size_t>(2 * entries_.size(), 1 << 12));
+        old.swap(entries_);
+        for (const Entry& entry : old) {
+            if (entry.count > 0) entries_[place(entry.key)] = entry;
+        }
+    }
+
+    std::vector<Entry> entries_;
+    std::size_t used_ = 0;
+};
+
+// Counts of all pieces.
+struct AllCounts {
+    ShortCounts shorts;
+    PieceMap longs;
+
+    void add(const AllCounts& other) {
+        other.shorts.for_each([&](const ShortKey& key, std::uint64_t count) { shorts.add(key, count); });
+        for (const auto& [piece, count] : other.longs) ::add(longs, piece, count);
+    }
+};
 
 // Splits the documents of a batch into pieces and counts them; bytes that are not UTF-8 are left out.
 class BatchCounter {
@@ -42,7 +93,7 @@ public:
             }
         }
     }
-    const PieceMap& counts() const { return counts_; }
+    const AllCounts& counts() const { return counts_; }
 
 private:
     void count_pieces(std::string_view text) {
@@ -50,7 +101,14 @@ private:
         splitter_->begin(text);
         while (std::size_t count = splitter_->next(ends, split_capacity)) {
             for (std::size_t i = 0; i < count; i++) {
-                add(counts_, text.substr(begin, ends[i] - begin), 1);
+                const std::uint32_t length = ends[i] - begin;
+                if (length > ShortKey::max_length) {
+                    add(counts_.longs, text.substr(begin, length), 1);
+                } else if (begin + std::size_t{ShortKey::load_bytes} <= text.size()) {
+                    counts_.shorts.add(ShortKey::load(text.data() + begin, length), 1);
+                } else {
+                    counts_.shorts.add(ShortKey::load_exactly(text.data() + begin, length), 1);
+                }
                 begin = ends[i];
             }
         }
@@ -60,7 +118,7 @@ private:
     const SplitPattern& pattern_;
     std::string value_, normalised_;
     std::unique_ptr<PieceSplitter> splitter_;
-    PieceMap counts_;
+    AllCounts counts_;
 };
 
 }   // namespace
@@ -92,12 +150,11 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
                 report({work.bytes_read, reader.bytes_total(), 0, 0, 0, skipped});
             });
 
-    PieceMap all;
-    for (const BatchCounter& counter : counters) {
-        for (const auto& [piece, count] : counter.counts()) add(all, piece, count);
-    }
+    AllCounts all;
+    for (const BatchCounter& counter : counters) all.add(counter.counts());
     std::vector<PieceCount> pieces;
-    for (const auto& [piece, count] : all) pieces.push_back({piece, count});
+    all.shorts.for_each([&](const ShortKey& key, std::uint64_t count) { pieces.push_back({key.bytes(), count}); });
+    for (const auto& [piece, count] : all.longs) pieces.push_back({piece, count});
     std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
     return pieces;
 }

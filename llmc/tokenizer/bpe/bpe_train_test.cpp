@@ -94,6 +94,35 @@ TEST_CASE("bpe_train: counts kept up to date give the merges of counting anew") 
     }
 }
 
+TEST_CASE("bpe_train: pieces of every length are counted, zeros in them too") {
+    TemporaryFolder folder;
+    std::mt19937 random(9);
+    std::map<std::string, std::uint64_t> expected;
+    std::string text;
+    for (int i = 0; i < 40000; i++) {   // so many different ones that the table grows
+        std::string piece = i % 2 == 0 ? " " : "-";
+        const std::size_t length = 1 + random() % 24;
+        for (std::size_t j = 0; j < length; j++) {
+            piece += i % 2 == 0 ? static_cast<char>('a' + random() % 26) : "\0\x01."[random() % 3];
+        }
+        text += piece;
+        expected[piece]++;
+    }
+    std::ofstream(folder / "text", std::ios::binary) << text;
+    for (int threads : {1, 2}) {
+        BpeTrainOptions options;
+        options.threads = threads;
+        InputOptions input;
+        input.files = {folder / "text"};
+        input.format = InputFormat::text;
+        const std::vector<PieceCount> pieces = count_pieces(input, options, ignore);
+        REQUIRE(pieces.size() == expected.size());
+        std::size_t wrong = 0;
+        for (const PieceCount& piece : pieces) wrong += expected[piece.bytes] != piece.count;
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("bpe_train: neither threads nor the order of documents change the vocabulary") {
     TemporaryFolder folder;
     std::mt19937 random(11);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <string_view>
 
 #include "llmc/io/hash.h"
@@ -38,6 +39,11 @@ struct ShortKey {
         char padded[load_bytes] = {};
         std::memcpy(padded, at, length);
         return load(padded, length);
+    }
+    std::string bytes() const {
+        char all[load_bytes];
+        std::memcpy(all, this, load_bytes);
+        return std::string(all, static_cast<std::size_t>(high >> 56));
     }
     static ShortKey none() { return {0, 1}; }   // equals no piece's key, and no empty slot
     // Multiplies both words, and folds both halves of the product.
