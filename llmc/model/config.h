@@ -1,7 +1,7 @@
 // Configuration of a GPT: its sizes and kinds, models by name, and the counts that follow from them.
 //
 // A descriptor names a model: `gpt2:124M`, `gpt3:350M`, llm.c's `d12` (layers) and `gpt3:c768` (channels), or one of
-// Llama's kind: `llama:125M`, `llama:8B` (config.cpp says which published configuration each is). GPT-3's sizes
+// Llama's kind: `llama:125M`, `llama:8B` (named_models.cpp says which published configuration each is). GPT-3's sizes
 // are those of Table 2.1 of Brown et al., "Language models are few-shot learners" (2020), with dense attention in every
 // layer: the paper alternates with banded sparse attention, so the sizes match and the results are no reproduction.
 #pragma once
