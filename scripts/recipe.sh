@@ -25,7 +25,7 @@
 #
 # and from the scripts of multi_node/
 #
-#   LAUNCH=WORDS    what starts the ranks, @RANKS of them, @GPUS on a node; else scripts/launch.sh
+#   LAUNCH=WORDS    what starts the ranks, @RANKS of them, @GPUS on each of @NODES nodes; else scripts/launch.sh
 #   LAUNCH_SIGNAL=S what asks that to stop
 #   AGAIN=WORDS     a command that sees to it that a stopped run is started again later
 #
@@ -366,7 +366,7 @@ run() {
 
     local launch=${LAUNCH:-scripts/launch.sh -n @RANKS}
     [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] || launch=''
-    launch=${launch//@RANKS/$ranks} launch=${launch//@GPUS/$gpus}
+    launch=${launch//@RANKS/$ranks} launch=${launch//@GPUS/$gpus} launch=${launch//@NODES/$nodes}
     read -ra command <<<"$launch"
     command+=("$train_gpt" "${arguments[@]}")
     if [ -n "$dry_run" ]; then
