@@ -233,6 +233,7 @@ for scaling in weak strong; do
 done
 {
     echo "$about"
+    [ "$times" = modelled ] || sed -nE 's/.*"device": *"([^"]*)".*/device: \1/p' "$out/weak-$most/options.json"
     echo
     table
     [ ${#notes[@]} -eq 0 ] || { echo && printf '%s\n' "${notes[@]}"; }

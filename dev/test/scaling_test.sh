@@ -52,6 +52,8 @@ expect 0 "weak, ranks: 1: does not fit into the memory of the device" scripts/sc
 TIMES=measured STEPS=4 RANKS="1 2" expect 0 "| strong | 2 | 256 |" scripts/scaling.sh "${small[@]}" --zero 1
 has "^measured: medians of 3 steps; there is no GPU" <"$out/table.md"
 verdict $? "it says that times are measured: $(head -n 1 "$out/table.md")"
+sed -n 2p "$out/table.md" | has "^device: [^ ]"
+verdict $? "it names the device: $(sed -n 2p "$out/table.md")"
 for what in "weak 1 128" "weak 2 256" "strong 1 256"; do
     read -r scaling ranks tokens <<<"$what"
     run=$out/$scaling-$ranks
@@ -81,6 +83,11 @@ for words in '  weak, ranks: 2: start -n 2 -N 1 -g 2 ' '  weak, ranks: 16: start
     verdict $? "on two nodes, '$words': $(GPUS=8 NODES=2 dry "${small[@]}")"
 done
 unset LAUNCH
+printf 'node0 slots=4\nnode1 slots=4\n' >"$work/hosts"
+for words in 'ranks: 2: mpirun -np 2 --hostfile .* ppr:2:node ' 'ranks: 8: mpirun -np 8 --hostfile .* ppr:4:node .* --init mpi '; do
+    HOSTS=$work/hosts scripts/multi_node/mpirun.sh scripts/scaling.sh --dry-run "${small[@]}" 2>&1 | has -E -- "$words"
+    verdict $? "by mpirun.sh, '$words': $(HOSTS=$work/hosts scripts/multi_node/mpirun.sh scripts/scaling.sh --dry-run "${small[@]}" 2>&1)"
+done
 
 # ---- stopped
 rm -rf "$out"
