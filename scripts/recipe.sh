@@ -38,6 +38,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 about='' data='' asked='' child=''
 arguments=() layouts=() layout_options=()
 declare -A papers
+# llm.c's letters that scripts look at, in words
+declare -A letters=([-b]=--micro-batch [-t]=--seq-len [-d]=--total-batch [-x]=--max-steps [-o]=--output-dir [-e]=--model)
 recipe() { about=$1; }
 data() { data=$1; }
 options() { arguments+=("$@"); }
@@ -327,8 +329,6 @@ run() {
     local passed_on=() data_only='' word
     tiny=${TINY:-} dry_run=''
     [ "$tiny" != 0 ] || tiny=''
-    # llm.c's letters that this script looks at, in words
-    local -A letters=([-b]=--micro-batch [-t]=--seq-len [-d]=--total-batch [-x]=--max-steps [-o]=--output-dir [-e]=--model)
     for word; do
         case $word in
             --dry-run) dry_run=yes ;;

@@ -38,12 +38,14 @@
 
 help() { sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//p}' "$self" && exit; }
 
+export LC_ALL=C   # decimal points
 dry_run='' given=() machine=()
 for word; do
+    word=${letters[$word]:-$word}
     case $word in
         --help) help ;;
         --dry-run) dry_run=yes ;;
-        --output-dir | --output-dir=* | -o | --resume | --resume=* | -y | --overwrite | --overwrite=* | --max-steps | --max-steps=* | -x)
+        --output-dir | --output-dir=* | --resume | --resume=* | -y | --overwrite | --overwrite=* | --max-steps | --max-steps=*)
             complain 64 "$word: this script itself says where runs are and how long; RUNS=DIR and STEPS=N"
             ;;
         --dp | --dp=* | --processes | --processes=*) complain 64 "$word: follows from the number of ranks; RANKS=\"1 2 4\" says which" ;;
@@ -88,7 +90,7 @@ for n in $numbers; do
     [ "$times" = modelled ] || [ "$gpus" -eq 0 ] || [ "$n" -le $((gpus * nodes)) ] ||
         complain 64 "$n ranks: there are $((gpus * nodes)) GPUs" "TIMES=modelled needs none."
     [ "$nodes" -eq 1 ] || [ "$n" -le "$gpus" ] || [ $((n % gpus)) -eq 0 ] ||
-        complain 64 "$n ranks: nodes of $gpus GPUs have not the same number of them each"
+        complain 64 "$n ranks: cannot be the same number on every node of $gpus GPUs"
 done
 
 replicas() { if [ "$axis" = dp ]; then echo $(($1 / each)); else echo 1; fi; }
@@ -98,10 +100,11 @@ for n in $numbers; do
     [ $((batch * n % most)) -eq 0 ] && [ $((batch * n / most % share)) -eq 0 ] && [ $((batch % share)) -eq 0 ] ||
         complain 64 "$n ranks: $batch tokens, a step of $most ranks, cannot be shared out" "--total-batch $((unit * most / each)), or a multiple of it, can."
 done
-for i in "${!arguments[@]}"; do   # each run has its own
-    [ "${arguments[i]}" != --total-batch ] || unset "arguments[i]" "arguments[i + 1]"
+kept=()
+for ((i = 0; i < ${#arguments[@]}; i++)); do   # each run has a --total-batch of its own
+    if [ "${arguments[i]}" = --total-batch ]; then i=$((i + 1)); else kept+=("${arguments[i]}"); fi
 done
-arguments=("${arguments[@]}")
+arguments=("${kept[@]}")
 has_option --gpu || has_option --machine || machine=(--gpu H100)
 
 tokens_of() { if [ "$1" = weak ]; then echo $((batch * $2 / most)); else echo "$batch"; fi; }   # weak|strong RANKS

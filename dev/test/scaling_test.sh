@@ -77,6 +77,11 @@ AXIS=tp dry "${small[@]}" | has -F -- '--total-batch 1024 --dp 1 --tp 4 --gpu H1
 verdict $? "AXIS=tp: $(AXIS=tp dry "${small[@]}")"
 dry "${small[@]}" --tp 2 | has -E -- '^  weak, ranks: 16: .*--tp 2 .*--total-batch 1024 --dp 8 '
 verdict $? "--tp 2 under more replicas: $(dry "${small[@]}" --tp 2)"
+for total in "--total-batch 8192" --total-batch=8192 "-d 8192"; do
+    # shellcheck disable=SC2086   # words
+    dry $total -b 2 -t 64 --layers 2 | has -E -- '^  weak, ranks: 4: .* --micro-batch 2 --seq-len 64 --layers 2 .*--total-batch 4096 --dp 4 '
+    verdict $? "$total of the most ranks, half of it for half: $(dry $total -b 2 -t 64 --layers 2)"
+done
 export LAUNCH="start -n @RANKS -N @NODES -g @GPUS"
 for words in '  weak, ranks: 2: start -n 2 -N 1 -g 2 ' '  weak, ranks: 16: start -n 16 -N 2 -g 8 '; do
     GPUS=8 NODES=2 dry "${small[@]}" | has -F -- "$words"
@@ -102,7 +107,8 @@ verdict $? "a signal stops it: $(cat "$work/stopped")"
 expect 64 "--tokes: unknown option" scripts/scaling.sh --tokes 3
 expect 64 "weak scaling, ranks: 1: ended with 64; see $out/weak-1.log" scripts/scaling.sh --tokes 3
 TIMES=measured STEPS=3 RANKS=1 expect 64 "--tokes: unknown option" scripts/scaling.sh "${small[@]}" --tokes 3
-for option in --output-dir=x --resume --max-steps -o; do expect 64 "$option: this script itself says where runs are" scripts/scaling.sh "$option" 1; done
+for option in --output-dir=x --resume --max-steps; do expect 64 "$option: this script itself says where runs are" scripts/scaling.sh "$option" 1; done
+expect 64 "--output-dir: this script itself says where runs are" scripts/scaling.sh -o x
 expect 64 "--dp: follows from the number of ranks" scripts/scaling.sh --dp 2
 AXIS=ep expect 64 "AXIS=ep: expected dp, cp, tp or pp" scripts/scaling.sh
 AXIS=tp expect 64 "--tp: AXIS=tp says that this grows" scripts/scaling.sh --tp 2
