@@ -195,11 +195,13 @@ deps: ## install the packages that building and testing need (root or sudo)
 BENCH ?= *#            which operations: a shell pattern, as in make bench BENCH='layernorm*'
 BENCH_FLAGS ?=#        --long for larger shapes and more samples, --list to see what there is
 RANKS ?=#              of BENCH=collectives: processes, as in make bench BENCH=collectives RANKS=4 BENCH_FLAGS='--tp 2'
+BENCH_FILES = build/bench/$(DEVICE)-$(PRECISION)$(if $(filter collectives,$(BENCH)),-collectives)
 .PHONY: bench
 bench: $(BUILD)/bench ## time every kernel, matmul, attention and the step beside the machine's own speed
 	@mkdir -p build/bench
 	$(if $(RANKS),scripts/launch.sh -n $(RANKS)) $(BUILD)/bench --filter '$(BENCH)' \
-	    --json build/bench/$(DEVICE)-$(PRECISION)$(if $(filter collectives,$(BENCH)),-collectives).json $(BENCH_FLAGS)
+	    --json $(BENCH_FILES).json \
+	    $(if $(filter collectives,$(BENCH)),--picture $(BENCH_FILES).svg --write-machine $(BENCH_FILES)-machine.json) $(BENCH_FLAGS)
 
 PROFILE ?=#          options of train_gpt, as in make profile PROFILE='--model gpt2:1558M --micro-batch 4'
 .PHONY: profile

@@ -25,7 +25,7 @@
 #
 # and from the scripts of multi_node/
 #
-#   LAUNCH=WORDS    what starts the ranks, @RANKS of them, @GPUS on a node; else scripts/launch.sh
+#   LAUNCH=WORDS    what starts the ranks, @RANKS of them, @GPUS on each of @NODES nodes; else scripts/launch.sh
 #   LAUNCH_SIGNAL=S what asks that to stop
 #   AGAIN=WORDS     a command that sees to it that a stopped run is started again later
 #
@@ -38,6 +38,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 about='' data='' asked='' child=''
 arguments=() layouts=() layout_options=()
 declare -A papers
+# llm.c's letters that scripts look at, in words
+declare -A letters=([-b]=--micro-batch [-t]=--seq-len [-d]=--total-batch [-x]=--max-steps [-o]=--output-dir [-e]=--model)
 recipe() { about=$1; }
 data() { data=$1; }
 options() { arguments+=("$@"); }
@@ -327,8 +329,6 @@ run() {
     local passed_on=() data_only='' word
     tiny=${TINY:-} dry_run=''
     [ "$tiny" != 0 ] || tiny=''
-    # llm.c's letters that this script looks at, in words
-    local -A letters=([-b]=--micro-batch [-t]=--seq-len [-d]=--total-batch [-x]=--max-steps [-o]=--output-dir [-e]=--model)
     for word; do
         case $word in
             --dry-run) dry_run=yes ;;
@@ -366,7 +366,7 @@ run() {
 
     local launch=${LAUNCH:-scripts/launch.sh -n @RANKS}
     [ -n "$tiny${LAUNCH:-}" ] || [ "$nodes" -eq 1 ] || launch=''
-    launch=${launch//@RANKS/$ranks} launch=${launch//@GPUS/$gpus}
+    launch=${launch//@RANKS/$ranks} launch=${launch//@GPUS/$gpus} launch=${launch//@NODES/$nodes}
     read -ra command <<<"$launch"
     command+=("$train_gpt" "${arguments[@]}")
     if [ -n "$dry_run" ]; then

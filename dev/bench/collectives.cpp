@@ -8,6 +8,8 @@
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
+#include "llmc/process/sockets.h"
+#include "llmc/report/curves.h"
 
 namespace {
 
@@ -56,7 +58,37 @@ std::vector<Collective> collectives() {
     };
 }
 
-// Seconds of one call on this rank, the median of several.
+// Returns true if no group of these axes reaches over hosts.
+bool inside_host(const MeshShape& mesh, AxisSet axes, const std::vector<std::string>& hosts) {
+    for (int rank = 0; rank < mesh.size(); rank++) {
+        for (const int peer : group_members(mesh, coordinates_of(mesh, rank), axes)) {
+            if (hosts.at(static_cast<std::size_t>(peer)) != hosts.at(static_cast<std::size_t>(rank))) return false;
+        }
+    }
+    return true;
+}
+
+struct MeasuredGroup {
+    std::string name;
+    Communicator* group;
+    bool inside_host;
+};
+std::vector<MeasuredGroup> groups_of(World& world) {
+    const std::vector<std::string> hosts = world.gather_text(own_host_identity());
+    std::vector<MeasuredGroup> groups = {
+        {"all", world.all(), inside_host(world.mesh(), {Axis::pp, Axis::dp, Axis::cp, Axis::tp}, hosts)}};
+    for (const AxisSet axes : {AxisSet{Axis::pp}, AxisSet{Axis::dp}, AxisSet{Axis::cp}, AxisSet{Axis::tp}, zero_axes,
+                               replica_axes, AxisSet{Axis::ep}}) {
+        Communicator* const group = world.group(axes);
+        if (group == nullptr || group->size() == world.ranks()) continue;
+        if (std::ranges::find(groups, group, &MeasuredGroup::group) != groups.end()) continue;
+        groups.push_back({group->name(), group, inside_host(world.mesh(), axes, hosts)});
+    }
+    return groups;
+}
+
+}   // namespace
+
 double seconds_of(World& world, const std::function<void()>& call, int repeats, cudaStream_t stream) {
     std::vector<double> seconds;
     for (int i = 0; i < repeats + 1; i++) {   // the first one brings the ranks together
@@ -71,46 +103,20 @@ double seconds_of(World& world, const std::function<void()>& call, int repeats, 
     return seconds[seconds.size() / 2];
 }
 
-struct NamedGroup {
-    std::string name;
-    Communicator* group;
-};
-std::vector<NamedGroup> groups_of(World& world) {
-    std::vector<NamedGroup> groups = {{"all", world.all()}};
-    for (const Axis axis : {Axis::pp, Axis::dp, Axis::cp, Axis::tp}) {
-        Communicator* const group = world.group({axis});
-        // one that is all ranks needs no second table
-        if (group != nullptr && group->size() < world.ranks()) groups.push_back({group->name(), group});
+std::vector<std::size_t> counts_for(std::size_t ranks, std::size_t most_bytes) {
+    std::vector<std::size_t> counts;
+    for (std::size_t bytes = 8; bytes <= most_bytes; bytes *= 8) {
+        const std::size_t count = std::max<std::size_t>(bytes / sizeof(float) / ranks, 1) * ranks;
+        if (count * sizeof(float) > most_bytes) continue;
+        if (counts.empty() || counts.back() != count) counts.push_back(count);
     }
-    return groups;
+    return counts;
 }
 
-}   // namespace
-
-std::vector<CollectiveTime> measure_collectives(World& world, std::size_t most_bytes, int repeats, Arena& arena,
-                                                cudaStream_t stream) {
-    const auto out = arena.allocate<float>("collectives/out", most_bytes / sizeof(float));
-    const auto in = arena.allocate<float>("collectives/in", most_bytes / sizeof(float));
-    out.zero(stream), in.zero(stream);
-    std::vector<CollectiveTime> times;
-    for (const NamedGroup& of : groups_of(world)) {
-        const auto ranks = static_cast<std::size_t>(of.group->size());
-        for (const Collective& collective : collectives()) {
-            std::size_t last = 0;
-            for (std::size_t bytes = 8; bytes <= most_bytes; bytes *= 8) {
-                const std::size_t count = std::max<std::size_t>(bytes / sizeof(float) / ranks, 1) * ranks;
-                if (count == last || count * sizeof(float) > most_bytes) continue;
-                last = count;
-                const double seconds = seconds_of(
-                    world, [&] { collective.run(*of.group, out.data(), in.data(), count, stream); }, repeats, stream);
-                times.push_back({of.name, collective.name, of.group->size(), static_cast<double>(count * sizeof(float)),
-                                 seconds, collective.bus_factor(of.group->size())});
-            }
-        }
-    }
+void take_slowest(World& world, std::vector<CollectiveTime>& times) {
     std::string own;
     for (const CollectiveTime& time : times) own += formatted("%.9g\n", time.seconds);
-    for (const std::string& of_rank : world.gather_text(own)) {   // the slowest rank's
+    for (const std::string& of_rank : world.gather_text(own)) {
         std::istringstream lines(of_rank);
         for (CollectiveTime& time : times) {
             double seconds = 0;
@@ -118,6 +124,26 @@ std::vector<CollectiveTime> measure_collectives(World& world, std::size_t most_b
             time.seconds = std::max(time.seconds, seconds);
         }
     }
+}
+
+std::vector<CollectiveTime> measure_collectives(World& world, std::size_t most_bytes, int repeats, Arena& arena,
+                                                cudaStream_t stream) {
+    const auto out = arena.allocate<float>("collectives/out", most_bytes / sizeof(float));
+    const auto in = arena.allocate<float>("collectives/in", most_bytes / sizeof(float));
+    out.zero(stream), in.zero(stream);
+    std::vector<CollectiveTime> times;
+    for (const MeasuredGroup& of : groups_of(world)) {
+        const int ranks = of.group->size();
+        for (const Collective& collective : collectives()) {
+            for (const std::size_t count : counts_for(static_cast<std::size_t>(ranks), most_bytes)) {
+                const double seconds = seconds_of(
+                    world, [&] { collective.run(*of.group, out.data(), in.data(), count, stream); }, repeats, stream);
+                times.push_back({of.name, collective.name, ranks, of.inside_host,
+                                 static_cast<double>(count * sizeof(float)), seconds, collective.bus_factor(ranks)});
+            }
+        }
+    }
+    take_slowest(world, times);
     return times;
 }
 
@@ -167,6 +193,24 @@ std::string collectives_table(const std::vector<CollectiveTime>& times) {
     return table;
 }
 
+std::string algorithms_table(const std::vector<CollectiveTime>& times) {
+    const std::vector<std::vector<CollectiveTime>> parts = sorted_out(times);
+    std::string table = "microseconds of an all-reduce, by algorithm and bytes:\n" + formatted("  %-28s", "");
+    std::string fastest = formatted("  %-28s", "the fastest");
+    for (std::size_t size = 0; size < parts.front().size(); size++) {
+        table += formatted(" %11.0f", parts.front()[size].bytes);
+        const auto& best = *std::ranges::min_element(parts, {}, [&](const auto& part) { return part[size].seconds; });
+        fastest += text(size == 0 ? " " : "; ", best.front().operation);
+    }
+    table += "\n";
+    for (const auto& part : parts) {
+        table += formatted("  %-28s", part.front().operation.c_str());
+        for (const CollectiveTime& time : part) table += formatted(" %11.1f", 1e6 * time.seconds);
+        table += "\n";
+    }
+    return table + fastest + "\n";
+}
+
 std::string collectives_json(const std::vector<CollectiveTime>& times) {
     Json rows = Json::array();
     for (const auto& part : sorted_out(times)) {
@@ -181,9 +225,54 @@ std::string collectives_json(const std::vector<CollectiveTime>& times) {
         rows.append(Json::object({{"operation", part[0].operation},
                                   {"group", part[0].group},
                                   {"ranks", part[0].ranks},
+                                  {"inside_host", part[0].inside_host},
                                   {"latency_s", fit.latency_seconds},
                                   {"bytes_per_s", fit.bytes_per_second},
                                   {"sizes", sizes}}));
     }
     return to_text(rows, 1);
+}
+
+std::string collectives_picture(const std::vector<CollectiveTime>& times) {
+    std::vector<CurvePanel> panels;
+    double most = 0;
+    std::string group;
+    for (const auto& part : sorted_out(times)) {
+        if (part[0].group != group) {
+            group = part[0].group;
+            panels.push_back({text("bus bandwidth over ", group, ", ", part[0].ranks, " ranks, GB/s"), true, {}});
+        }
+        Curve curve{part[0].operation, {}};
+        for (const CollectiveTime& time : part) {
+            curve.points.push_back({time.bytes, 1e-9 * time.bus_bandwidth()});
+            most = std::max(most, time.bytes);
+        }
+        panels.back().curves.push_back(std::move(curve));
+    }
+    std::vector<Tick> ticks;
+    for (double bytes = 8; bytes <= most; bytes *= 8) {
+        const int power = bytes < 1024 ? 0 : bytes < 1024 * 1024 ? 1 : bytes < 1024 * 1024 * 1024 ? 2 : 3;
+        constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB"};
+        ticks.push_back({bytes, number(bytes / std::pow(1024, power)) + kUnits[power]});
+    }
+    return curves_picture(panels, "bytes of the whole vector", ticks);
+}
+
+void set_links(Machine& machine, const std::vector<CollectiveTime>& times) {
+    for (Link* link : {&machine.inter, &machine.intra}) {
+        const bool inside = link == &machine.intra;
+        const auto first = std::ranges::find(times, inside, &CollectiveTime::inside_host);
+        if (first == times.end()) continue;
+        for (const auto& part : sorted_out(times)) {
+            if (part[0].group != first->group) continue;
+            const LinkFit fit = fit_link(part);
+            if (part[0].operation == "send_receive") {   // of the smallest message, where a fit has no latency
+                link->seconds = fit.latency_seconds > 0 ? fit.latency_seconds : part.front().seconds;
+            }
+            if (part[0].operation == "all_reduce") {
+                const double best = std::ranges::max_element(part, {}, &CollectiveTime::bus_bandwidth)->bus_bandwidth();
+                link->bytes_per_second = fit.bytes_per_second > 0 ? fit.bytes_per_second : best;
+            }
+        }
+    }
 }

@@ -8,16 +8,29 @@
 
 #include "dev/bench/bench.h"
 #include "dev/bench/collectives.h"
+#include "llmc/io/file.h"
+#include "llmc/plan/measure_machine.h"
 
 namespace {
 
-int bench_collectives(const BenchOptions& options, const WorldOptions& layout) {
-    World world(layout);
+struct CollectivesOptions {
+    WorldOptions layout;
+    std::size_t max_bytes = 0;            // of the largest vector; 0: by device
+    bool algorithms = false;              // those of dev/bench/algorithms, too
+    std::string picture, write_machine;   // files; empty: none
+};
+
+int bench_collectives(const BenchOptions& options, const CollectivesOptions& asked) {
+    World world(asked.layout);
     if (world.ranks() == 1) {
         throw Error(ErrorKind::usage, "collectives of one process",
                     "Start several: make bench BENCH=collectives RANKS=4, or scripts/launch.sh, or mpirun.");
     }
     world.guarded([&] {
+        for (const auto& [name, path] :
+             {std::pair("--picture", asked.picture), std::pair("--write-machine", asked.write_machine)}) {
+            if (world.is_first() && !path.empty()) try_output_file(real_files(), name, path);
+        }
         cudaStream_t stream = nullptr;
         cudaDeviceProp device{};
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -25,10 +38,28 @@ int bench_collectives(const BenchOptions& options, const WorldOptions& layout) {
         {
             Arena arena;
             const bool large = options.long_run || std::strncmp(device.name, "CPU", 3) != 0;
-            const std::size_t most = std::size_t{1} << (large ? 30 : 24);
-            const auto times = measure_collectives(world, most, 7, arena, stream);
+            const std::size_t most = asked.max_bytes > 0 ? asked.max_bytes : std::size_t{1} << (large ? 30 : 24);
+            std::vector<CollectiveTime> times = measure_collectives(world, most, 7, arena, stream);
             if (world.is_first()) std::fputs(collectives_table(times).c_str(), stdout);
+            if (asked.algorithms) {
+                const std::vector<CollectiveTime> more = measure_algorithms(world, most, 7, arena, stream);
+                if (world.is_first()) std::fputs(algorithms_table(more).c_str(), stdout);
+                times.insert(times.end(), more.begin(), more.end());
+            }
             if (world.is_first() && !options.json.empty()) write_json(options.json, collectives_json(times));
+            if (world.is_first() && !asked.picture.empty()) {
+                write_whole(real_files(), asked.picture, collectives_picture(times));
+                std::printf("picture: %s\n", asked.picture.c_str());
+            }
+            if (!asked.write_machine.empty()) {
+                Machine machine = measure_machine(world, nullptr, stream);
+                machine.source = text("measured by bench --write-machine with ", world.ranks(), " ranks");
+                set_links(machine, times);
+                if (world.is_first()) {
+                    write_whole(real_files(), asked.write_machine, to_text(to_json(machine), 1) + "\n");
+                    std::printf("machine, for train_gpt plan --machine: %s\n", asked.write_machine.c_str());
+                }
+            }
         }
         CUDA_CHECK(cudaStreamDestroy(stream));
     });
@@ -39,19 +70,37 @@ int bench_collectives(const BenchOptions& options, const WorldOptions& layout) {
 
 int main(int argc, char** argv) {
     BenchOptions options;
-    WorldOptions layout;
+    CollectivesOptions collectives;
+    WorldOptions& layout = collectives.layout;
     CLI::App app("Times every operation of training, beside the machine's own copy and matmul speed.");
     app.add_option("--filter", options.filter, "only operations whose name, or name and shape, match this pattern");
     app.add_flag("--long", options.long_run, "larger shapes, more samples");
     app.add_flag("--list", options.list, "names and shapes, without measuring");
     app.add_option("--json", options.json, "write the results to this file");
+    std::vector<CLI::Option*> of_collectives;
     for (auto [name, axis] :
-         {std::pair("--pp", &layout.pp), std::pair("--cp", &layout.cp), std::pair("--tp", &layout.tp)}) {
-        app.add_option(name, *axis, "of collectives: ranks of this axis; --filter collectives, several processes");
+         {std::pair("--pp", &layout.pp), std::pair("--cp", &layout.cp), std::pair("--tp", &layout.tp),
+          std::pair("--ep", &layout.ep), std::pair("--zero-group", &layout.zero_group)}) {
+        of_collectives.push_back(app.add_option(name, *axis, "of collectives: ranks of this axis, as in train_gpt"));
     }
+    of_collectives.push_back(app.add_option("--max-bytes", collectives.max_bytes, "of collectives: the largest vector")
+                                 ->check(CLI::Range(std::size_t{64}, std::size_t{1} << 40)));
+    of_collectives.push_back(
+        app.add_flag("--algorithms", collectives.algorithms,
+                     "of collectives: all-reduces by each algorithm of dev/bench/algorithms, too"));
+    of_collectives.push_back(
+        app.add_option("--picture", collectives.picture, "of collectives: bandwidth over size, as SVG"));
+    of_collectives.push_back(
+        app.add_option("--write-machine", collectives.write_machine,
+                       "of collectives: speeds for train_gpt plan --machine, links from the fits"));
     CLI11_PARSE(app, argc, argv);
     try {
-        if (options.filter == "collectives") return bench_collectives(options, layout);
+        if (options.filter == "collectives") return bench_collectives(options, collectives);
+        for (const CLI::Option* option : of_collectives) {
+            if (option->count() == 0) continue;
+            throw Error(ErrorKind::usage, option->get_name() + " is of --filter collectives",
+                        "Start several processes: make bench BENCH=collectives RANKS=4.");
+        }
         cudaStream_t stream = nullptr;
         CUDA_CHECK(cudaSetDevice(0));
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -52,6 +52,7 @@ row short       ""              short_checks
 row model       cpu             check "124M against double precision, @P" build/cpu-@P/test_gpt --no-skip -tc='gpt: a 124M*'
 row model       cpu             check "build, benchmarks" gnu PRECISION=bf16 build/cpu-bf16/bench
 row model       cpu             check "every benchmark once" dev/test/benchmarks.sh all
+row model       cpu             check "collectives of 2 and 4 ranks, timed" dev/test/collectives.sh
 row model       "cpu clang++"   check "every parser, fuzzed under sanitizers" make --no-print-directory -j"$jobs" fuzz FUZZ_SECONDS=20
 
 row bf16        cpu             check "certificate and layouts of several axes, bf16" build/cpu-bf16/unit_test -tc="$fp32_alone"

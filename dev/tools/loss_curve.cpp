@@ -1,9 +1,13 @@
 // loss_curve RUN... [NAME=LOSS ...] [-y loss,lr,norm,tokens/s] [-x steps|tokens|hours] -o OUT.svg
 // loss_curve --html RUN... -o OUT.html
 // loss_curve --fit PARAMETERS:RUN...
+// loss_curve --scaling POINTS.jsonl -o OUT.svg
 //
 // The third fits a scaling law (llmc/plan/scaling_law.h) to the ends of five runs or more, each with the parameters of
 // its model in front: its last validation loss, else its running mean of training's, after all its tokens.
+//
+// The fourth draws speed and efficiency over numbers of ranks, from what scripts/scaling.sh has measured
+// (llmc/report/scaling_picture.h).
 //
 // With --html a page on the runs, the report.html of each of them in one (llmc/report/page.h). Without it a picture:
 //
@@ -26,6 +30,7 @@
 #include "llmc/plan/scaling_law.h"
 #include "llmc/report/page.h"
 #include "llmc/report/plot.h"
+#include "llmc/report/scaling_picture.h"
 
 namespace {
 
@@ -54,7 +59,7 @@ Level parse_level(const std::string& argument) {
     return {argument.substr(0, equals), loss};
 }
 
-constexpr double kWidth = 800, kLeft = 72, kRight = 776;   // of the picture and of its panels, in pixels
+constexpr double kLeft = 72, kRight = 776;   // of the panels, in pixels
 
 // The colors of a run's training and validation losses.
 struct Colors {
@@ -70,7 +75,7 @@ struct CommandLine {
     std::vector<std::size_t> quantities;   // of kQuantities
     CurveAxis axis = CurveAxis::steps;
     std::string output;
-    bool html = false;
+    bool html = false, scaling = false;
 };
 
 // Lowest and highest value of a panel, with a margin.
@@ -111,7 +116,7 @@ FittedAxis fit_axis(std::vector<Run>& runs, CurveAxis axis) {
 std::string svg_of(std::vector<Run> runs, const CommandLine& asked) {
     const auto [last, axis] = fit_axis(runs, asked.axis);
 
-    Legend legend(kLeft, kWidth);
+    Legend legend(kLeft, kPictureWidth);
     const bool has_loss = asked.quantities.front() == 0;
     for (std::size_t i = 0; i < runs.size(); i++) {
         const Colors colors = kColors[i % std::size(kColors)];
@@ -141,14 +146,7 @@ std::string svg_of(std::vector<Run> runs, const CommandLine& asked) {
         panels += panel.svg();
         top += height + apart;
     }
-    const double bottom = top - apart + 56;
-    return text("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", kWidth, " ", bottom, "' width='", kWidth,
-                "' height='", bottom, "'>\n<style>text{font:13px sans-serif;fill:#333} text.title{font-weight:bold}\n",
-                ".grid{stroke:#e4e4e4} polyline{fill:none;stroke-linejoin:round}\n",
-                ".raw{stroke-width:1;stroke-opacity:0.3} .mean{stroke-width:2}\n",
-                "line.level{stroke:#777;stroke-dasharray:6 4}\n",
-                "text.level{fill:#555}text.halo{stroke:white;stroke-width:3}</style>\n<rect width='", kWidth,
-                "' height='", bottom, "' fill='white'/>\n", legend.svg(), panels, "</svg>\n");
+    return picture(top - apart + 56, legend, panels);
 }
 
 std::string page_of(const std::vector<std::string>& metrics) {
@@ -165,7 +163,8 @@ std::string page_of(const std::vector<std::string>& metrics) {
 const char* const kUsage =
     "usage: loss_curve RUN... [NAME=LOSS ...] [-y loss,lr,norm,tokens/s] [-x steps|tokens|hours] -o OUT.svg\n"
     "       loss_curve --html RUN... -o OUT.html\n"
-    "       loss_curve --fit PARAMETERS:RUN...";
+    "       loss_curve --fit PARAMETERS:RUN...\n"
+    "       loss_curve --scaling POINTS.jsonl -o OUT.svg";
 
 // The panels in the order of kQuantities, whatever the order in which they are asked for.
 std::vector<std::size_t> quantities_from(const std::string& list) {
@@ -211,6 +210,8 @@ CommandLine parse(const std::vector<std::string>& arguments) {
             if (argument == "-y") panels = value;
         } else if (argument == "--html") {
             line.html = true;
+        } else if (argument == "--scaling") {
+            line.scaling = true;
         } else if (std::filesystem::is_directory(argument)) {
             line.metrics.push_back(argument + "/metrics.jsonl");
         } else if (std::filesystem::exists(argument) || argument.find('=') == std::string::npos) {
@@ -222,6 +223,10 @@ CommandLine parse(const std::vector<std::string>& arguments) {
     line.quantities = quantities_from(panels);
     if (line.metrics.empty()) throw Error(ErrorKind::usage, "no run is given", kUsage);
     if (line.output.empty()) throw Error(ErrorKind::usage, "no -o: where the picture goes is not said", kUsage);
+    if (line.scaling && (line.html || line.metrics.size() != 1 || panels != "loss" || line.axis != CurveAxis::steps ||
+                         !line.levels.empty())) {
+        throw Error(ErrorKind::usage, "--scaling takes one file of points and -o, nothing else", kUsage);
+    }
     if (line.html && (panels != "loss" || line.axis != CurveAxis::steps || !line.levels.empty())) {
         throw Error(ErrorKind::usage, "--html: -y, -x and levels are for pictures; a page has every quantity", kUsage);
     }
@@ -282,6 +287,10 @@ int main(int argc, char** argv) {
         try_output_file(real_files(), "-o", line.output);
         if (line.html) {
             write_whole(real_files(), line.output, page_of(line.metrics));
+            return 0;
+        }
+        if (line.scaling) {
+            write_whole(real_files(), line.output, scaling_picture(read_scaling(line.metrics.front())));
             return 0;
         }
         std::vector<Run> runs;

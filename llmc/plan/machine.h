@@ -1,7 +1,7 @@
 // The speeds that a plan assumes of a machine: of a device's matmuls and memory, and of the links between devices.
 //
 // They come from a table of GPUs, which names the source of every number, or from a file that `train_gpt check
-// --write-machine FILE` writes after measuring. Options override single numbers.
+// --write-machine FILE` or the bench of collectives writes after measuring. Options override single numbers.
 #pragma once
 
 #include <string>

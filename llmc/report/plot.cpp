@@ -20,6 +20,12 @@ double tick_step(double range, int wanted) {
     return 10 * power;
 }
 
+// Returns where a value lies on a scale, 0 at its low end and 1 at its high one.
+double place(const Scale& scale, double value) {
+    return scale.logarithmic ? std::log(value / scale.low) / std::log(scale.high / scale.low)
+                             : (value - scale.low) / (scale.high - scale.low);
+}
+
 }   // namespace
 
 std::string xml(const std::string& text) {
@@ -90,41 +96,44 @@ Scale scale_of(std::vector<double> values, const PlotQuantity& what) {
     return {std::max(0.0, least - margin), *high + std::max(margin, 1e-9)};
 }
 
-double Panel::x(double at) const { return frame_.left + (frame_.right - frame_.left) * at / last_; }
+double Panel::x(double at) const { return frame_.left + (frame_.right - frame_.left) * place(x_, at); }
 
 double Panel::y(double value) const {
-    const double at = std::clamp(value, scale_.low, scale_.high);
-    const double share = scale_.logarithmic ? std::log(at / scale_.low) / std::log(scale_.high / scale_.low)
-                                            : (at - scale_.low) / (scale_.high - scale_.low);
-    return frame_.bottom - (frame_.bottom - frame_.top) * share;
+    return frame_.bottom - (frame_.bottom - frame_.top) * place(y_, std::clamp(value, y_.low, y_.high));
 }
 
 // Returns even ticks; on a logarithmic axis of a decade or more, 1, 2 and 5 times the powers of ten.
-std::vector<double> Panel::ticks() const {
+std::vector<double> Panel::y_ticks() const {
     std::vector<double> at;
-    if (scale_.logarithmic && scale_.high >= 10 * scale_.low) {
-        for (double power = std::pow(10, std::floor(std::log10(scale_.low))); power <= scale_.high; power *= 10) {
+    if (y_.logarithmic && y_.high >= 10 * y_.low) {
+        for (double power = std::pow(10, std::floor(std::log10(y_.low))); power <= y_.high; power *= 10) {
             for (double factor : {1.0, 2.0, 5.0}) {
-                if (factor * power >= scale_.low && factor * power <= scale_.high) at.push_back(factor * power);
+                if (factor * power >= y_.low && factor * power <= y_.high) at.push_back(factor * power);
             }
         }
         return at;
     }
-    const double step = tick_step(scale_.high - scale_.low, frame_.bottom - frame_.top > 200 ? 6 : 5);
-    for (double i = std::ceil(scale_.low / step); i * step <= scale_.high + 1e-4 * step; i++) at.push_back(i * step);
+    const double step = tick_step(y_.high - y_.low, frame_.bottom - frame_.top > 200 ? 6 : 5);
+    for (double i = std::ceil(y_.low / step); i * step <= y_.high + 1e-4 * step; i++) at.push_back(i * step);
     return at;
 }
 
 void Panel::axes(const std::string& title, const std::string& x_title) {
+    const double step = tick_step(x_.high, frame_.right - frame_.left > 500 ? 6 : 4);
+    std::vector<Tick> ticks;
+    for (int i = 0; i * step <= x_.high * 1.0001; i++) ticks.push_back({i * step, number(i * step)});
+    axes(title, x_title, ticks);
+}
+
+void Panel::axes(const std::string& title, const std::string& x_title, const std::vector<Tick>& x_ticks) {
     const auto [left, right, top, bottom] = frame_;
-    const double step = tick_step(last_, right - left > 500 ? 6 : 4);
-    for (int i = 0; i * step <= last_ * 1.0001; i++) {
-        const double at = x(i * step);
+    for (const Tick& tick : x_ticks) {
+        const double at = x(tick.at);
         svg_ += text("<line class='grid' x1='", at, "' x2='", at, "' y1='", top, "' y2='", bottom, "'/>\n");
         if (x_title.empty()) continue;
-        svg_ += text("<text x='", at, "' y='", bottom + 20, "' text-anchor='middle'>", number(i * step), "</text>\n");
+        svg_ += text("<text x='", at, "' y='", bottom + 20, "' text-anchor='middle'>", tick.label, "</text>\n");
     }
-    for (const double value : ticks()) {
+    for (const double value : y_ticks()) {
         const double at = y(value);
         svg_ += text("<line class='grid' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at, "'/>\n");
         svg_ += text("<text x='", left - 8, "' y='", at + 4, "' text-anchor='end'>", number(value), "</text>\n");
@@ -173,4 +182,15 @@ void Legend::add(const std::string& mark, std::string label) {
     svg_ +=
         text("<g transform='translate(", x_, ",", y_, ")'>", mark, "<text x='34' y='4'>", xml(label), "</text></g>\n");
     x_ += width;
+}
+
+std::string picture(double height, const Legend& legend, const std::string& panels) {
+    return text("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", kPictureWidth, " ", height, "' width='",
+                kPictureWidth, "' height='", height,
+                "'>\n<style>text{font:13px sans-serif;fill:#333} text.title{font-weight:bold}\n",
+                ".grid{stroke:#e4e4e4} polyline{fill:none;stroke-linejoin:round}\n",
+                ".raw{stroke-width:1;stroke-opacity:0.3} .mean{stroke-width:2} .ideal{stroke-dasharray:6 4}\n",
+                "line.level{stroke:#777;stroke-dasharray:6 4}\n",
+                "text.level{fill:#555}text.halo{stroke:white;stroke-width:3}</style>\n<rect width='", kPictureWidth,
+                "' height='", height, "' fill='white'/>\n", legend.svg(), panels, "</svg>\n");
 }

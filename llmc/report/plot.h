@@ -35,16 +35,24 @@ struct PlotQuantity {
 // Returns the lowest and highest value with a margin; without values, 0 to 1.
 Scale scale_of(std::vector<double> values, const PlotQuantity& what);
 
-// One quantity, drawn over x from 0 to `last`. Values above the scale are drawn at its edge.
+struct Tick {   // marks a value on an axis
+    double at;
+    std::string label;
+};
+
+// One quantity, drawn over x. Values outside a scale are drawn at its edge.
 class Panel {
 public:
-    Panel(const Frame& frame, double last, const Scale& scale) : frame_(frame), scale_(scale), last_(last) {}
+    Panel(const Frame& frame, const Scale& x, const Scale& y) : frame_(frame), x_(x), y_(y) {}
+    Panel(const Frame& frame, double last, const Scale& y) : Panel(frame, Scale{0, last}, y) {}   // x from 0 to `last`
 
     double x(double at) const;
     double y(double value) const;
 
-    // Draws grid and numbers. `x_title`: empty if the panel below has it.
+    // Draws grid and numbers. `x_title`: empty if the panel below has it. Without `x_ticks`, the axis of x has even
+    // ones.
     void axes(const std::string& title, const std::string& x_title);
+    void axes(const std::string& title, const std::string& x_title, const std::vector<Tick>& x_ticks);
     void line(const Points& points, const std::string& style, const std::string& color);
     void dots(const Points& points, const std::string& color, const std::string& style = "");
     void level(const std::string& name, double at);
@@ -54,11 +62,10 @@ public:
     const std::string& svg() const { return svg_; }
 
 private:
-    std::vector<double> ticks() const;   // on the y axis
+    std::vector<double> y_ticks() const;
 
     Frame frame_;
-    Scale scale_;
-    double last_;
+    Scale x_, y_;
     std::string svg_;
 };
 
@@ -76,3 +83,8 @@ private:
     double left_, width_, x_, y_ = 18;
     std::string svg_;
 };
+
+constexpr double kPictureWidth = 800;   // pixels, every picture's
+
+// Returns an SVG file that is kPictureWidth wide and holds a legend and panels.
+std::string picture(double height, const Legend& legend, const std::string& panels);

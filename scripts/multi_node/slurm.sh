@@ -23,7 +23,7 @@ if [ -z "${SLURM_JOB_ID:-}" ] || [ $# -eq 0 ]; then
 fi
 cd "$SLURM_SUBMIT_DIR"
 export NODES=$SLURM_JOB_NUM_NODES GPUS=${SLURM_NTASKS_PER_NODE:-8}
-export LAUNCH="srun --nodes=$NODES --ntasks=@RANKS --ntasks-per-node=@GPUS --kill-on-bad-exit=0 --export=ALL" LAUNCH_SIGNAL=USR1
+export LAUNCH="srun --nodes=@NODES --ntasks=@RANKS --ntasks-per-node=@GPUS --kill-on-bad-exit=0 --export=ALL" LAUNCH_SIGNAL=USR1
 if [ "${SLURM_RESTART_COUNT:-0}" -lt "${REQUEUES:-100}" ]; then export AGAIN="scontrol requeue $SLURM_JOB_ID"; fi
 case ${INIT:-tcp} in
     tcp)
