@@ -175,13 +175,13 @@ void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) 
     std::size_t next = 0;   // index into held_
     for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state) {
         const Held* const held = writer == gatherer.rank() ? &held_[next++] : nullptr;
-        auto gather = [&]<class T>(const ModelState<T>& values) {
-            gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer);
+        auto gather = [&]<class T>(const ModelState<T>& values, bool only_owned) {
+            gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer, only_owned);
         };
         if (state != nullptr) {
-            gather(state->values);
+            gather(state->values, true);
         } else {
-            gather(tensors.parameters);
+            gather(tensors.parameters, false);
         }
     });
     gatherer.wait();
@@ -280,6 +280,13 @@ private:
 std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
                                                const std::string& state) {
     return std::make_unique<SavedState>(files, folder, state);
+}
+
+bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                 const std::string& state) {
+    const ParamInfo& info = table[table.unit_params(0).front()];
+    return SafetensorsFile(files, folder + "/" + unit_file("optimizer", table, info.unit))
+               .find(state + "." + info.name) != nullptr;
 }
 
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,

@@ -84,6 +84,9 @@ private:
 std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
                                                const std::string& state);
 
+// Tells whether a checkpoint holds a state of the optimizer.
+bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table, const std::string& state);
+
 // Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
 // model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
 // master weights, and the weights from which local steps began. Averages that are not read start from the weights.

@@ -314,6 +314,8 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     choice("--outer-compression", o.local.compression,
            "what travels in it: weights in fp32, or the way of each in 8 bits, with a scale for 256 of them; what "
            "rounding leaves out goes along the next time");
+    number("--staleness", o.staleness, 0, 1,
+           "1: each step applies the gradients of the step before, whose sum over ranks travels meanwhile");
     taken_by(train, check, evaluate);
     number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");

@@ -25,7 +25,7 @@
 struct GradNorm {
     float norm;    // sqrt of the sum of squares; with local steps, of the mean over replicas
     float scale;   // factor of the gradients: min(1, max_norm / norm), or 1 when max_norm <= 0; norm of this replica
-    int skip;      // 1 when the norm or the loss is not finite: the update must not happen
+    int skip;      // 1 when the norm or the loss is not finite, or nothing is to be applied: the update must not happen
 };
 
 struct NormRange {
@@ -55,9 +55,10 @@ struct ReplicaSquares {
 };
 
 // Computes result[0] from the sum of squares sum[0] of a replica and loss[0], of all ranks; `loss` may be null. All
-// replicas come to the same norm and skip, each to a scale of its own.
+// replicas come to the same norm and skip, each to a scale of its own. `zero_is_none`: a norm of zero says that there
+// are no gradients to apply, so it skips, too.
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
-                               cudaStream_t stream, const ReplicaSquares& of_all = {});
+                               cudaStream_t stream, const ReplicaSquares& of_all = {}, bool zero_is_none = false);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -133,18 +134,19 @@ inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate,
 
 template <class Sum>
 __global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const Sum* loss, float max_norm,
-                                          const Sum* all, int replicas) {
+                                          const Sum* all, int replicas, bool zero_is_none) {
     const float own = static_cast<float>(sqrt(*sum)), norm = static_cast<float>(sqrt(*all / replicas));
     const bool finite = norm <= FLT_MAX && (loss == nullptr || fabs(*loss) <= FLT_MAX);   // false for NaN
-    *result = {norm, max_norm > 0 && own > max_norm ? max_norm / own : 1.0f, finite ? 0 : 1};
+    const bool skip = !finite || (zero_is_none && *all == 0);
+    *result = {norm, max_norm > 0 && own > max_norm ? max_norm / own : 1.0f, skip ? 1 : 0};
 }
 
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,
-                               cudaStream_t stream, const ReplicaSquares& of_all) {
+                               cudaStream_t stream, const ReplicaSquares& of_all, bool zero_is_none) {
     const double* const all = of_all.sum != nullptr ? of_all.sum : sum;
     Launch where{dim3(1), dim3(1), 0, stream};
     where.reads(sum, sizeof(double)).writes(result, sizeof(GradNorm));
     if (loss) where.reads(loss, sizeof(double));
     if (all != sum) where.reads(all, sizeof(double));
-    launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm, all, of_all.replicas);
+    launch(finish_global_norm_kernel<double>, where, result, sum, loss, max_norm, all, of_all.replicas, zero_is_none);
 }

@@ -104,6 +104,19 @@ TEST_CASE("norm: a loss that is not finite asks to skip the update, whatever the
     }
 }
 
+TEST_CASE("norm: a norm of zero asks to skip the update if it means that there are no gradients") {
+    for (const double squares : {0.0, 1e-60, 4.0}) {   // a float's norm of the second is zero, too
+        for (const bool zero_is_none : {false, true}) {
+            KernelTest test;
+            DeviceBuffer<double> sum = test.arena.allocate<double>("test/sum", 1);
+            DeviceBuffer<GradNorm> norm = test.arena.allocate<GradNorm>("test/norm", 1);
+            sum.upload(std::vector<double>{squares}, test.stream);
+            finish_global_norm(norm.data(), sum.data(), nullptr, 1.0f, test.stream, {}, zero_is_none);
+            CHECK(norm.download(test.stream)[0].skip == (zero_is_none && squares == 0 ? 1 : 0));
+        }
+    }
+}
+
 TEST_CASE("norm: replicas of local steps come to one norm and one decision, and clip each by its own") {
     struct Case {
         double own, all;

@@ -42,6 +42,7 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
     for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
+    gradients_ = options.staleness > 0 ? state(kDelayedGradient) : stage.gradients().kept();
     if (options.optimizer == OptimizerKind::muon) {
         matrices_ = std::make_unique<MuonMatrices>(stage, options, arena, groups);
     }
@@ -65,7 +66,6 @@ Optimizer::~Optimizer() = default;
 // Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
 void Optimizer::make_tables(Arena& arena) {
     const ParamStorage& storage = stage_.storage();
-    const StateBuffers& gradients = stage_.gradients().kept();
     const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
     std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages, outer;
     std::vector<NormRange> norm;
@@ -79,7 +79,7 @@ void Optimizer::make_tables(Arena& arena) {
                 auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
                 to.push_back({.parameter = at(stage_.parameters()),
                               .master = weights != states_.end() ? at(weights->values) : nullptr,
-                              .gradient = at(gradients),
+                              .gradient = at(gradients_),
                               .m = at(state(m)),
                               .v = has_second_moment(rule) || v != std::string_view("v") ? at(state(v)) : nullptr,
                               .count = part.length,
@@ -97,7 +97,7 @@ void Optimizer::make_tables(Arena& arena) {
         if (options_.local.every > 0) add(outer, all, at_owned, "outer_momentum", "outer_weights");
         if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
         for (const OwnedRange& range : once) {
-            norm.push_back({gradients.shard(place.param) + range.local_begin, range.length});
+            norm.push_back({gradients_.shard(place.param) + range.local_begin, range.length});
         }
     }
     if (reads_norms(options_.optimizer)) {
@@ -174,7 +174,7 @@ void Optimizer::set_step(int step, float learning_rate, const GradNorm* norm) {
     how.step = step;
     how.seed = options_.seed;
     how.norm = norm;
-    how.updates = step - began_;
+    how.updates = std::max(step - began_ - options_.staleness, 1);   // in the first late step none is made
     how.norms = tables_->norms.data();
     how.trust = options_.lars_trust;
     set_update_step(tables_->owned, how, stream());
@@ -303,6 +303,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
             states.push_back({.name = "outer_error", .optional = true});
         }
     }
+    if (options.staleness > 0) states.push_back({.name = kDelayedGradient, .optional = true, .delayed = true});
     return states;
 }
 
@@ -321,6 +322,8 @@ double Optimizer::bytes_per_parameter() const {
         return sum;
     };
     double bytes = 0;
-    for (const OptimizerState& state : states_) bytes += sizeof(float) * elements(state.values.storage());
+    for (const OptimizerState& state : states_) {
+        if (!state.delayed) bytes += sizeof(float) * elements(state.values.storage());
+    }
     return bytes / elements(stage_.storage());
 }

@@ -31,6 +31,10 @@ public:
     Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
     ~Optimizer();
 
+    // Returns the gradients that update() applies, once the caller has summed them over ranks: the stage's, or those of
+    // the step before.
+    const StateBuffers& gradients() const { return gradients_; }
+
     // Writes to sum[0] the sum of squares of the gradients of which this rank is the one owner.
     void sum_squares(double* sum);
 
@@ -54,7 +58,7 @@ public:
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }
     const ModelState<float>& state(std::string_view name) const;   // which must exist
-    double bytes_per_parameter() const;                            // all states together
+    double bytes_per_parameter() const;                            // all states together, but delayed gradients
 
 private:
     struct Tables;   // lists what this rank updates, on the device
@@ -72,8 +76,9 @@ private:
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator *all_, *outer_, *tied_;       // or null
-    std::vector<OptimizerState> states_;       // their contents are undefined
+    Communicator *all_, *outer_, *tied_;   // or null
+    std::vector<OptimizerState> states_;   // their contents are undefined
+    StateBuffers gradients_;
     int began_ = 0, last_ = 0;                 // last_ 0: not known
     std::vector<int> first_block_;             // each parameter's first block
     std::unique_ptr<MuonMatrices> matrices_;   // null: no rule is Muon's

@@ -12,6 +12,9 @@
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/optim/optimizer_options.h"
 
+// Name of the state that --staleness 1 keeps: the gradients that the next step applies.
+inline constexpr const char* kDelayedGradient = "delayed_gradient";
+
 // Description of a state, before it has memory.
 struct OptimizerStateSpec {
     std::string name;          // in files and messages
@@ -19,6 +22,7 @@ struct OptimizerStateSpec {
     bool averages = false;     // average of the weights so far; begins as the weights, also if a file has none
     bool outer = false;        // local steps: replicas have the same
     bool optional = false;     // begins as zero if a file has none
+    bool delayed = false;      // gradients of the step before: laid out as gradients are; valid where owned
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
 };
 
@@ -27,7 +31,7 @@ struct OptimizerState : OptimizerStateSpec {
     OptimizerState(const OptimizerStateSpec& spec, const ParamStorage& parameters, Arena& arena)
         : OptimizerStateSpec(spec),
           storage(std::make_unique<ParamStorage>(parameters, keeps)),
-          values(arena, "optimizer " + name, *storage, StateKind::optimizer) {}
+          values(arena, "optimizer " + name, *storage, delayed ? StateKind::gradients : StateKind::optimizer) {}
 
     // Returns where this rank keeps the state of a parameter; null if it does not.
     const TensorLayout* find(int param) const { return storage->find(param); }

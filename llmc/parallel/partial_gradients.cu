@@ -4,14 +4,15 @@
 
 #include "llmc/parallel/gradient_sums.h"
 
-PartialGradients::PartialGradients(Stage& stage, const TrainingGroups& groups, Arena& arena)
-    : stream_(stage.stream()), type_(stage.gradients().type()) {
+PartialGradients::PartialGradients(Stage& stage, const StateBuffers& gradients, const TrainingGroups& groups,
+                                   Arena& arena)
+    : stream_(stage.stream()), type_(gradients.type()) {
     if (groups.tensor == nullptr || !stage.options().backward) return;
     const auto size = static_cast<std::int64_t>(size_of(type_));
     std::vector<PackRange> partial, copied;
     for (const TensorLayout& place : stage.storage().tensors()) {
         const TensorSpec& tensor = stage.table()[place.param].tensor;
-        const TypedPointer owned = stage.gradients().kept().owned(place.param);
+        const TypedPointer owned = gradients.owned(place.param);
         for (const OwnedRange& range :
              owned_ranges(tensor, stage.storage().place(), StateKind::optimizer, Heads::copied)) {
             copied.push_back({(owned + range.local_begin).data, range.length * size});

@@ -17,7 +17,8 @@
 
 class PartialGradients {
 public:
-    PartialGradients(Stage& stage, const TrainingGroups& groups, Arena& arena);
+    // `gradients`: those of the stage, or delayed ones.
+    PartialGradients(Stage& stage, const StateBuffers& gradients, const TrainingGroups& groups, Arena& arena);
     // Adds up the gradients: work queued on the stage's stream from now on sees sums. Does nothing if no gradient is a
     // part of a sum.
     void reduce();

@@ -163,7 +163,7 @@ void Zero::wait_for_all_gather() {
 }
 
 bool Zero::communicates(Direction direction) const {
-    return shards(StateKind::parameters) || (direction == Direction::backward && reducing_);
+    return shards(StateKind::parameters) || states_.delayed || (direction == Direction::backward && reducing_);
 }
 
 // ---- gradients
@@ -178,7 +178,7 @@ void Zero::gradients_ready(int slot) {
     ENSURE(before < micro_batches_, "gradients of ", storage_.units()[static_cast<std::size_t>(slot)].name,
            " are ready more than ", micro_batches_, " times in a step");
     const bool last = before + 1 == micro_batches_;
-    if (!last && !shards(StateKind::gradients)) return;   // more is added first
+    if (states_.delayed || (!last && !shards(StateKind::gradients))) return;   // more is added first
     compute_before_traffic();
     reducing_ = true;
     if (shards(StateKind::gradients)) {
@@ -245,6 +245,12 @@ void Zero::finish_gradients() {
         ENSURE(ready_[slot] == micro_batches_, "gradients of ", storage_.units()[slot].name, " were ready ",
                ready_[slot], " times in a step of ", micro_batches_, " micro-batches");
     }
+    if (!states_.delayed) travelled_.record(traffic());
+    wait_for_reductions();
+}
+
+void Zero::reduce_delayed() {
+    compute_before_traffic();
+    for (std::size_t slot = storage_.units().size(); slot > 0; slot--) reduce(static_cast<int>(slot) - 1);
     travelled_.record(traffic());
-    travelled_.wait(compute_);
 }

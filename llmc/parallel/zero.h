@@ -50,6 +50,7 @@
 struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
+    bool delayed = false;   // `gradients` are delayed ones, which reduce_delayed() reduces
 };
 
 // Null: this rank alone.
@@ -73,6 +74,10 @@ public:
     // gradients. If the gradients of a unit have not been ready as often as begin_step() said, this is a bug and names
     // the unit (under stages 0 and 1 it has not been reduced).
     void finish_gradients();
+    // Starts the reductions of delayed gradients, which the compute stream has written. They run beside the next step,
+    // whose finish_gradients() waits for them, or wait_for_reductions().
+    void reduce_delayed();
+    void wait_for_reductions() { travelled_.wait(compute_); }
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     void parameters_changed();
     // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have

@@ -81,6 +81,23 @@ void check_local_steps(const Options& o) {
               "The groups' weights are averaged in fp32: leave --master-weights out.");
 }
 
+// Refuses what needs gradients in the step that made them.
+void check_staleness(const Options& o) {
+    if (o.staleness == 0) return;
+    const std::string given = text("--staleness ", o.staleness);
+    refuse_if(o.zero > 1, text(given, " --zero ", o.zero, ": gradients are summed into shards in every micro-batch"),
+              "Give --zero 0 or 1, which sum them once a step.");
+    refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
+              "Give one of them: local steps send no gradients between groups.");
+    refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
+              "Experts that are dealt out take their steps together: give --ep 1.");
+    refuse_if(o.grad_dtype != DType::fp32, text(given, " --grad-dtype ", name_of(o.grad_dtype)),
+              "Delayed gradients are kept in fp32: leave --grad-dtype out.");
+    refuse_if(o.skip_loss_z > 0,
+              text(given, " --skip-loss-z ", o.skip_loss_z, ": the step that has the loss applies other gradients"),
+              "Give --skip-norm-z, the norm of the gradients that the step applies.");
+}
+
 // Refuses group sizes that do not divide the heads of a tp rank.
 void check_heads(const Options& options, const ModelConfig& config) {
     auto works = [&](std::int64_t ulysses) { return config.shares_heads(options.tp * ulysses); };
@@ -154,6 +171,7 @@ PipelineShape pipeline_shape(const Options& options) {
 void check_layout(const Options& o) {
     check_zero_group(o);
     check_local_steps(o);
+    check_staleness(o);
     check_pipeline(o);
     check_context(o);
     for (std::int64_t length : shorter_lengths(o)) {

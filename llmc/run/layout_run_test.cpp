@@ -50,7 +50,8 @@ struct Layout {
     bool llama = false;       // a model of Llama's kind, else a GPT-2
     LocalSteps local = {};
     int replica_ranks = 0;   // of dp x cp, with local steps
-    bool clips = true;       // gradients; a norm of a replica's is another one than that of all
+    int staleness = 0;
+    bool clips = true;   // gradients; a norm of a replica's is another one than that of all
     MeshShape mesh() const { return {pp, dp, cp, tp, replica_ranks == dp * cp ? 0 : replica_ranks}; }
     std::string name() const {
         return text(llama ? "Llama, " : "", name_of(optimizer), ", ", "dp ", dp, ", zero ", zero,
@@ -59,7 +60,7 @@ struct Layout {
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
                     local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks") : "",
-                    ", recompute ", name_of(recompute));
+                    staleness > 0 ? ", late" : "", ", recompute ", name_of(recompute));
     }
 };
 
@@ -128,6 +129,7 @@ Options options_of(const Layout& layout, const std::string& output) {
                                 {"tie-embeddings", 0}};
     }
     options.local = layout.local, options.zero_group = layout.mesh().zero_group;
+    options.staleness = layout.staleness;
     if (!layout.clips) options.grad_clip = 0;
     options.document_mask = layout.documents, options.boundary_loss = !layout.documents;
     fit_to_ranks(options, layout.dp);
@@ -179,7 +181,7 @@ struct RankOfRun {
         how.weight_decay = options.weight_decay;
         how.ema = 0.9f;
         how.master_weights = options.master_weights;
-        how.local = options.local, how.grad_clip = options.grad_clip;
+        how.local = options.local, how.grad_clip = options.grad_clip, how.staleness = options.staleness;
         step.emplace(model, how, arena, groups);
     }
 
@@ -305,6 +307,7 @@ void compare_runs(std::vector<Layout> layouts, OptimizerKind optimizer = Optimiz
     Layout alone{0, 0};
     alone.optimizer = optimizer;
     alone.documents = layouts[0].documents, alone.llama = layouts[0].llama, alone.clips = layouts[0].clips;
+    alone.staleness = layouts[0].staleness;
     const std::vector<double> expected = losses_in(run(alone, "alone", 0, "").value());
     CHECK(expected.size() == 4 + 3);   // steps; validations at 0, 2, 4
 
@@ -510,6 +513,21 @@ TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
     for (Layout& layout : layouts) layout.clips = true;
     compare_runs(layouts);
     compare_runs({layouts[2]}, OptimizerKind::muon);
+}
+
+TEST_CASE("layouts: with gradients that are applied a step late, likewise") {
+    std::vector<Layout> layouts{{1, 0},
+                                {2, 0},
+                                {2, 1},
+                                {3, 1, false},
+                                {2, 1, true, false, 2},
+                                pipeline(2, 1, 2),
+                                context(2, 1, true, 2, 1),
+                                all_axes(2, 2, 1, 2, 0)};
+    for (Layout& layout : layouts) layout.staleness = 1;
+    compare_runs(layouts);
+    compare_runs({layouts[2], layouts[7]}, OptimizerKind::muon);
+    compare_runs({layouts[2]}, OptimizerKind::lamb);
 }
 
 TEST_CASE("layouts: Muon and LAMB of a Llama, likewise") {

@@ -249,6 +249,12 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     const RunState state = load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream(),
                                                options.optimizer, options.reset_optimizer);
     check_same_run(state, recorded, options, inputs);
+    const bool kept = holds_state(real_files(), inputs.checkpoint, step.stage().table(), kDelayedGradient);
+    if (kept && (options.staleness == 0 || options.reset_optimizer)) {
+        log.line("the gradients of step %d, which --staleness 1 kept for the next, are left out", state.step);
+    } else if (!kept && options.staleness > 0) {
+        log.line("--staleness 1: the checkpoint keeps no gradients, so step %d applies none", state.step + 1);
+    }
     if (state.loader.T > 0 && state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,
                  static_cast<long long>(state.loader.T));

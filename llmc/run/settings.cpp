@@ -66,6 +66,7 @@ void asked(Table& table, const Options& o) {
                                       " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
                                       ", compression ", name_of(o.local.compression)));
     }
+    if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
     table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0
                                  ? text("wsd, decay over ", o.decay_steps, " steps")

@@ -4,6 +4,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/profile_range.h"
+#include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/parallel/gradient_sums.h"
@@ -21,10 +22,13 @@ struct Step::Numbers {
 
 namespace {
 
-std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena& arena) {
+// `optimizer`: null if the stage has no backward.
+std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness, const TrainingGroups& groups,
+                              Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
-    const ZeroStates states{stage.parameters(), stage.unsharded_parameters(), stage.gradients().kept(),
-                            stage.gradients().unsharded()};
+    const ZeroStates states{stage.parameters(), stage.unsharded_parameters(),
+                            optimizer ? optimizer->gradients() : StateBuffers(), stage.gradients().unsharded(),
+                            staleness > 0};
     return std::make_unique<Zero>(stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders},
                                   arena, stage.stream());
 }
@@ -34,14 +38,15 @@ std::unique_ptr<Zero> zero_of(Stage& stage, const TrainingGroups& groups, Arena&
 Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage),
       grad_clip_(options.grad_clip),
+      staleness_(options.staleness),
       groups_(groups),
       optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
       fullest_ranks_(stage.held_rows().empty()
                          ? DeviceBuffer<std::int32_t>{}
                          : arena.allocate<std::int32_t>("experts/fullest ranks", stage.held_rows().size())),
-      zero_(zero_of(stage, groups, arena)),
-      partial_(stage, groups, arena),
+      zero_(zero_of(stage, optimizer_.get(), staleness_, groups, arena)),
+      partial_(stage, optimizer_ ? optimizer_->gradients() : StateBuffers(), groups, arena),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
     const RankLayout& place = stage.storage().place();
@@ -86,14 +91,14 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     vote_sent_.record(stream);
     const ProfileRange reductions("reductions and norm");
     if (zero_) zero_->finish_gradients();
-    partial_.reduce();
-    exchange_tied_gradients();
+    if (staleness_ == 0) reducing_ = true;
+    finish_reductions();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     sum_numbers();
     add_expert_totals();
     const bool differ = groups_.outer != nullptr;
     finish_global_norm(&numbers->norm, differ ? &numbers->squares_of_replica : &numbers->sum_of_squares, &numbers->loss,
-                       grad_clip_, stream, {&numbers->sum_of_squares, stage_.options().replicas});
+                       grad_clip_, stream, {&numbers->sum_of_squares, stage_.options().replicas}, staleness_ > 0);
 }
 
 // Adds up the step's sums over all ranks, and squares also over those of this replica.
@@ -132,7 +137,7 @@ void Step::exchange_tied_gradients() {
     for (const TensorLayout& tensor : storage.tensors()) {
         if (!storage.table()[tensor.param].tensor.tied) continue;
         const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
-        sum_gradients(*ends, stage_.gradients().kept().owned(tensor.param), count, stage_.stream());
+        sum_gradients(*ends, optimizer_->gradients().owned(tensor.param), count, stage_.stream());
     }
 }
 
@@ -150,11 +155,35 @@ void Step::update(int step, float learning_rate) {
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
     stage_.router_bias().update(stage_.expert_counts().data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
+    delay_gradients();
 }
 
 void Step::skip_update(int step) {
     const bool moved = optimizer_->end_local_steps(step);
     if (moved && zero_) zero_->parameters_changed();
+    delay_gradients();
+}
+
+// Keeps the step's gradients for the next update, and starts their way to the other ranks.
+void Step::delay_gradients() {
+    if (staleness_ == 0) return;
+    const StateBuffers &fresh = stage_.gradients().kept(), &delayed = optimizer_->gradients();
+    for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
+        const int unit = static_cast<int>(slot);
+        copy_delayed(delayed.unit(unit).as<float>(), fresh.unit(unit).as<float>(),
+                     stage_.storage().unit_elements(stage_.storage().units()[slot], fresh.state()),
+                     &numbers_.data()->loss, stage_.stream());
+    }
+    if (zero_) zero_->reduce_delayed();
+    reducing_ = true;
+}
+
+void Step::finish_reductions() {
+    if (!reducing_) return;
+    if (zero_) zero_->wait_for_reductions();
+    partial_.reduce();
+    exchange_tied_gradients();
+    reducing_ = false;
 }
 
 StepResult Step::result() const {
@@ -184,7 +213,7 @@ void Step::wait_for_all_gather() {
 }
 
 std::string Step::memory_by_formula() const {
-    const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype));
+    const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + staleness_);
     const ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };

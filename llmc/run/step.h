@@ -45,8 +45,9 @@ public:
     Optimizer& optimizer() { return *optimizer_; }
 
     // Runs all of a step but the update: gradients (overwritten by the first micro-batch, added to by later ones),
-    // loss, norm of all gradients, clip factor, and the votes to stop. `token_share` is 1 / the tokens of the whole
-    // step on all ranks; every rank has as many micro-batches. `vote` is called at the end for this rank's vote.
+    // loss, norm of all gradients that the update applies, clip factor, and the votes to stop. `token_share` is 1 / the
+    // tokens of the whole step on all ranks; every rank has as many micro-batches. `vote` is called at the end for this
+    // rank's vote.
     void gradients(
         const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
         const std::function<StopVotes()>& vote = [] { return StopVotes{}; });
@@ -69,6 +70,8 @@ public:
     // Makes later work on the stage's stream see this rank's parameters as the last update left them on all ranks.
     // Forward passes need no such call.
     void wait_for_all_gather();
+    // Likewise makes it see the gradients that the next update applies summed over ranks. Collective with --staleness.
+    void finish_reductions();
 
     // Runs one micro-batch without backward; the results of its last chunk are in the stage: losses() or logits().
     void forward(const Pipeline::Read& read, Purpose purpose) { pipeline_.forward(read, purpose); }
@@ -85,10 +88,12 @@ private:
     struct Numbers;   // on the device
     void sum_numbers();
     void exchange_tied_gradients();
+    void delay_gradients();
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;
     float grad_clip_;
+    int staleness_;
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
@@ -98,4 +103,5 @@ private:
     std::unique_ptr<Zero> zero_;   // null: no ranks to share with
     PartialGradients partial_;
     Pipeline pipeline_;
+    bool reducing_ = false;   // gradients to apply are not summed yet
 };

@@ -253,6 +253,9 @@ void Trainer::examine(const StepResult& result) {
         where = earliest(agreement_.gather(
             first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
     }
+    if (options_.staleness > 0 && std::isfinite(result.loss)) {
+        where = text("the gradients are those of step ", step_ - options_.staleness, "; in this one ", where);
+    }
     parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
                        static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
 }

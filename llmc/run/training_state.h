@@ -37,9 +37,11 @@ struct RunState {
     std::vector<float> router_bias = {};
 };
 
-// Returns the tensors; later work on the stage's stream sees them as the last update left them.
+// Returns the tensors; later work on the stage's stream sees them as the last update left them. Collective with
+// --staleness.
 inline TrainedTensors tensors_of(Step& step) {
     step.wait_for_all_gather();
+    step.finish_reductions();
     return {step.stage().parameters(), step.optimizer().states(), step.stage().options().replica};
 }
 

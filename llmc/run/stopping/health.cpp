@@ -78,13 +78,14 @@ std::string group_of(const std::string& what, const TensorSpec& tensor) {
     return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
 }
 
-// Adds the hashes of this rank's copy of each tensor: which part it is, and its content.
+// Adds the hashes of this rank's copy of each tensor: which part it is, and its content. `part_of`: the part that is
+// kept, or that is owned.
 template <class T>
 void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what, const ModelState<T>& state,
-                cudaStream_t stream) {
+                StateKind part_of, cudaStream_t stream) {
     const ParamStorage& storage = state.storage();
     for (const TensorLayout& place : storage.tensors()) {
-        const std::vector<OwnedRange> ranges = storage.exported_ranges(place, state.state());
+        const std::vector<OwnedRange> ranges = storage.exported_ranges(place, part_of);
         if (ranges.empty()) continue;   // padding
         Hash64 part, content;
         for (const OwnedRange& range : ranges) {
@@ -93,7 +94,9 @@ void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what
                 part.update(run, sizeof run);
             });
         }
-        download_pieces(kept(state, place), stream, [&](const std::vector<T>& values) {
+        const T* const begin = part_of == state.state() ? state.tensor(place.param) : state.owned(place.param);
+        const auto count = static_cast<std::size_t>(storage.padded_elements(place, part_of));
+        download_pieces(std::span(begin, count), stream, [&](const std::vector<T>& values) {
             content.update(values.data(), values.size() * sizeof(T));
         });
         const ParamInfo& info = storage.table()[place.param];
@@ -169,12 +172,14 @@ std::string earliest(const std::vector<std::string>& by_rank) {
 ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream) {
     ReplicaHashes result;
     GroupHashes groups;
-    auto add = [&](const std::string& what, const auto& state) {
-        add_hashes(result.tensors, groups, what, state, stream);
+    auto add = [&](const std::string& what, const auto& state, StateKind part) {
+        add_hashes(result.tensors, groups, what, state, part, stream);
     };
     const std::string whose = tensors.replica > 0 ? text("replica_", tensors.replica, ".") : "";   // others differ
-    add(whose + "parameter", tensors.parameters);
-    for (const OptimizerState& state : tensors.states) add(state.outer ? state.name : whose + state.name, state.values);
+    add(whose + "parameter", tensors.parameters, tensors.parameters.state());
+    for (const OptimizerState& state : tensors.states) {
+        add(state.outer ? state.name : whose + state.name, state.values, StateKind::optimizer);
+    }
     for (const auto& [name, hashes] : groups) {
         result.groups +=
             text(name, " ", hash_to_text(hashes.first.digest()), " ", hash_to_text(hashes.second.digest()), "\n");
