@@ -22,6 +22,11 @@ OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
 bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
 bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && rule != OptimizerKind::sgd; }
 
+// Returns the blocks of a tensor that each of `replicas` averages: as many for each, so the last ones may be padding.
+std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
+    return (delta_blocks(elements) + replicas - 1) / replicas;
+}
+
 }   // namespace
 
 struct Optimizer::Tables {
@@ -38,6 +43,9 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       options_(options),
       all_(groups.all),
       outer_(groups.outer),
+      zero_(groups.zero),
+      tensor_(groups.tensor),
+      same_heads_(groups.same_heads),
       tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
@@ -47,9 +55,9 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
     }
     make_tables(arena);
     if (is_compressed()) {
-        const std::int64_t R = stage.options().replicas, blocks = delta_blocks(stage.storage().largest_owned());
-        tables_->deltas =
-            arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(2 * (blocks + R - 1) / R * R));
+        const std::int64_t R = stage.options().replicas,
+                           blocks = R * delta_blocks_of_one(stage.storage().largest_owned(), R);
+        tables_->deltas = arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(2 * blocks));
     }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
@@ -224,7 +232,7 @@ bool Optimizer::is_compressed() const {
 // averages one piece of them for all.
 void Optimizer::average_compressed(int param, float* weights, std::int64_t count) {
     const int R = outer_->size();
-    const std::int64_t piece = (delta_blocks(count) + R - 1) / R, first = outer_->rank() * piece;
+    const std::int64_t piece = delta_blocks_of_one(count, R), first = outer_->rank() * piece;
     const std::int64_t before = std::min(first * kDeltaBlock, count),
                        own = std::min(piece * kDeltaBlock, count - before);
     const float* const begin = state("outer_weights").owned(param);
@@ -239,23 +247,26 @@ void Optimizer::average_compressed(int param, float* weights, std::int64_t count
     apply_deltas(weights, begin, blocks, count, stream());
 }
 
+// Calls use(tensor, weights, count) for the exact weights of each tensor of which this rank owns a part.
+template <class Use>
+void Optimizer::for_each_owned(const Use& use) {
+    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
+    for (const TensorLayout& tensor : stage_.storage().tensors()) {
+        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+        if (count == 0) continue;
+        if (masters != states_.end()) {
+            use(tensor, masters->values.owned(tensor.param), count);
+        } else {
+            use(tensor, stage_.parameters().owned(tensor.param), count);
+        }
+    }
+}
+
 // Adds up the replicas' exact weights, of which a rank has what it owns; compressed, it takes their mean.
 void Optimizer::sum_weights_of_replicas() {
     if (outer_ == nullptr) return;
-    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    auto for_each = [&](auto&& use) {
-        for (const TensorLayout& tensor : stage_.storage().tensors()) {
-            const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
-            if (count == 0) continue;
-            if (masters != states_.end()) {
-                use(tensor, masters->values.owned(tensor.param), count);
-            } else {
-                use(tensor, stage_.parameters().owned(tensor.param), count);
-            }
-        }
-    };
-    if (is_compressed()) {
-        for_each([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
+    if (is_compressed()) {   // in the order of the replicas on every rank
+        for_each_owned([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
             if constexpr (std::is_same_v<T, float>) {
                 average_compressed(tensor.param, weights, static_cast<std::int64_t>(count));
             } else {
@@ -263,16 +274,41 @@ void Optimizer::sum_weights_of_replicas() {
             }
         });
     } else {
-        const Communicator::Group together(*outer_);
-        for_each([&](const TensorLayout&, auto* weights, std::size_t count) {
-            outer_->all_reduce(weights, count, ReduceOp::sum, stream());
-        });
+        {
+            const Communicator::Group together(*outer_);
+            for_each_owned([&](const TensorLayout&, auto* weights, std::size_t count) {
+                outer_->all_reduce(weights, count, ReduceOp::sum, stream());
+            });
+        }
+        share_sums();
     }
-    if (tied_ == nullptr) return;
-    // the two ends of a pipeline may have added in different orders
-    for_each([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
-        if (stage_.table()[tensor.param].tensor.tied) tied_->broadcast(weights, count, 0, stream());
+}
+
+// Gives the first holder's sums to ranks that hold copies, whose own groups may have added in different orders.
+void Optimizer::share_sums() {
+    const RankLayout& place = stage_.storage().place();
+    auto share = [&](Communicator* group, auto&& ranges_of) {
+        if (group == nullptr) return;
+        const Communicator::Group together(*group);
+        for_each_owned([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
+            for (const OwnedRange& range : ranges_of(stage_.table()[tensor.param].tensor, count)) {
+                group->broadcast(weights + range.local_begin, static_cast<std::size_t>(range.length), 0, stream());
+            }
+        });
+    };
+    auto whole = [](bool shared, std::size_t count) {
+        return shared ? std::vector{OwnedRange{{}, 0, static_cast<std::int64_t>(count)}} : std::vector<OwnedRange>{};
+    };
+    share(zero_, [&](const TensorSpec&, std::size_t count) {
+        return whole(!is_sharded(StateKind::optimizer, place.zero_stage), count);
     });
+    share(tensor_, [&](const TensorSpec& tensor, std::size_t count) {
+        return whole(is_whole_on_tp(tensor, place.mesh), count);
+    });
+    share(same_heads_, [&](const TensorSpec& tensor, std::size_t) {
+        return owned_ranges(tensor, place, StateKind::optimizer, Heads::copied);
+    });
+    share(tied_, [&](const TensorSpec& tensor, std::size_t count) { return whole(tensor.tied, count); });
 }
 
 bool Optimizer::end_local_steps(int step) {

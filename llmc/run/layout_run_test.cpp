@@ -26,6 +26,7 @@
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/save_training_state_testing.h"
+#include "llmc/run/stopping/health.h"
 #include "llmc/run/trainer.h"
 #include "llmc/run/without_times_testing.h"
 
@@ -452,7 +453,7 @@ TEST_CASE("layouts: one local step at a time, and the average taken as it is, ar
 
 TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of what a rank owns") {
     const Workplace place;
-    for (Layout layout : replicas_with({.every = 2})) {
+    for (Layout layout : replicas_with({.every = 3})) {   // so the last of four steps moves too
         Options options = options_of(layout, place.folder / "bytes, " + layout.name());
         options.val_every = 0;
         on_layout(layout, options, [&](RankOfRun& rank) {
@@ -468,30 +469,64 @@ TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of
     }
 }
 
-// The last stage's sums are made wrong: the first one's must take their place in the tied embedding.
-TEST_CASE("layouts: after a move both ends of a pipeline have the first one's sum of tied weights") {
-    Layout layout = all_axes(1, 2, 1, 3, 0);
-    layout.local = {.every = 2}, layout.replica_ranks = 1;
+namespace {
+
+// The bits of the heads that a rank and others hold copies of, in the exact weights.
+std::string copied_heads(RankOfRun& rank) {
+    std::string bits;
+    const ModelState<float>& weights = rank.step->optimizer().state("outer_weights");
+    for (const TensorLayout& place : weights.storage().tensors()) {
+        const auto buffer = weights.unit(place.slot);
+        const auto begin = static_cast<std::size_t>(weights.owned(place.param) - buffer.data());
+        for (const OwnedRange& range : owned_ranges(rank.model.table()[place.param].tensor, weights.storage().place(),
+                                                    StateKind::optimizer, Heads::copied)) {
+            const std::vector<float> values =
+                buffer.download(rank.model.stream(), begin + static_cast<std::size_t>(range.local_begin),
+                                static_cast<std::size_t>(range.length));
+            bits.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+        }
+    }
+    return bits;
+}
+
+}   // namespace
+
+// All ranks of a replica but its first find other sums, as groups that add in other orders may; copies must be alike.
+TEST_CASE("layouts: after a move ranks that hold copies have the first one's sums") {
+    std::vector<Layout> layouts{{6, 0},
+                                all_axes(2, 1, 1, 2, 0),
+                                all_axes(2, 1, 1, 4, 1),
+                                all_axes(1, 2, 1, 3, 0),
+                                all_axes(2, 2, 1, 4, 0),
+                                context(2, 0, true, 2, 1),
+                                all_axes(2, 1, 1, 3, 0)};
+    const int ranks[] = {2, 1, 2, 1, 2, 2, 1};
+    for (std::size_t i = 0; i < layouts.size(); i++)
+        layouts[i].local = {.every = 2}, layouts[i].replica_ranks = ranks[i];
+    layouts.back().llama = true;   // one head of keys and values, which both tp ranks hold
     const Workplace place;
-    for (const bool wrong : {false, true}) {
-        Options options = options_of(layout, place.folder / text("tied ", wrong));
-        options.val_every = 0, options.max_steps = 2;
-        on_layout(layout, options, [&](RankOfRun& rank) {
-            const bool is_last = rank.model.has_head();
-            if (wrong && is_last) {
-                rank.groups.outer->set_tap([](const CommCall& call, const Communicator::Make& make) {
-                    make(call);
-                    make(call);
-                });
-            }
-            rank.train(place, "");
-            rank.groups.outer->set_tap(nullptr);
-            const ModelState<floatX>& weights = rank.model.parameters();
-            const std::vector<float> own = download_tensor(weights, weights.index("wte.weight"), rank.model.stream());
-            const std::vector<std::string> of_all =
-                rank.world->gather_text({reinterpret_cast<const char*>(own.data()), own.size() * sizeof(float)});
-            for (const std::string& other : of_all) ENSURE(other == of_all[0], "two copies of wte.weight differ");
-        });
+    for (const Layout& layout : layouts) {
+        for (const bool wrong : {false, true}) {
+            Options options = options_of(layout, place.folder / text(layout.name(), ", wrong ", wrong));
+            options.val_every = 0, options.max_steps = 2;
+            on_layout(layout, options, [&](RankOfRun& rank) {
+                const bool is_first = rank.model.options().place.at == MeshCoordinates{};
+                if (wrong && !is_first) {
+                    rank.groups.outer->set_tap([](const CommCall& call, const Communicator::Make& make) {
+                        make(call);
+                        make(call);
+                    });
+                }
+                rank.train(place, "");
+                rank.groups.outer->set_tap(nullptr);
+                const ReplicaHashes hashes = replica_hashes(tensors_of(*rank.step), rank.model.stream());
+                const std::string differs = differing_replicas(rank.world->gather_text(hashes.tensors));
+                ENSURE(differs.empty(), differs);
+                const std::vector<std::string> heads = rank.world->gather_text(copied_heads(rank));
+                ENSURE(heads[0].empty() != layout.llama, "which heads have copies");
+                for (const std::string& of_one : heads) ENSURE(of_one == heads[0], "copies of heads differ");
+            });
+        }
     }
 }
 
