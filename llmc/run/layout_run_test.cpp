@@ -59,7 +59,9 @@ struct Layout {
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
-                    local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks") : "",
+                    local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks",
+                                           local.compression == OuterCompression::int8 ? " in 8 bits" : "")
+                                    : "",
                     ", recompute ", name_of(recompute));
     }
 };
@@ -129,6 +131,7 @@ Options options_of(const Layout& layout, const std::string& output) {
                                 {"tie-embeddings", 0}};
     }
     options.local = layout.local, options.zero_group = layout.mesh().zero_group;
+    options.check_replicas = layout.local.every > 0 ? 1 : 0;
     if (!layout.clips) options.grad_clip = 0;
     options.document_mask = layout.documents, options.boundary_loss = !layout.documents;
     fit_to_ranks(options, layout.dp);
@@ -530,6 +533,36 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
     }
 }
 
+TEST_CASE("layouts: replicas move after a step whose update the trainer leaves out") {
+    OutlierDetector low;   // full of losses far below this model's
+    for (int i = 0; i < OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));
+    Layout layout{4, 1};
+    layout.local = {.every = 2}, layout.replica_ranks = 2;
+    const Workplace place;
+    std::map<bool, std::string> weights;   // whether step 2 is left out: after it
+    for (const bool skips : {false, true}) {
+        Options options = options_of(layout, place.folder / text("skips ", skips));
+        options.val_every = 0, options.max_steps = 2, options.skip_loss_z = 3.0f;
+        options.stop_after = 1;
+        if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, ""); })) return;
+        options.stop_after = 0;
+        on_layout(layout, options, [&](RankOfRun& rank) {
+            rank.train(place, options.output_dir + "/" + checkpoint_name(1), [&](RunState& state, const TokenSet&) {
+                if (skips) state.loss_outliers = low.state();
+            });
+            const ModelState<floatX>& parameters = rank.model.parameters();
+            const std::vector<float> own =
+                download_tensor(parameters, parameters.index("wte.weight"), rank.model.stream());
+            const std::vector<std::string> of_all =
+                rank.world->gather_text({reinterpret_cast<const char*>(own.data()), own.size() * sizeof(float)});
+            for (const std::string& other : of_all) ENSURE(other == of_all[0], "no move after step 2");
+            if (rank.world->is_first()) weights[skips] = of_all[0];
+        });
+        weights[skips] = from_first_process(weights[skips]);
+    }
+    CHECK(weights[true] != weights[false]);   // else no update was left out
+}
+
 TEST_CASE("layouts: the slowest rank of all is told though each replica has one data-parallel rank") {
     const Workplace place;
     Layout layout{2, 0};
@@ -545,6 +578,14 @@ TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
     for (Layout& layout : layouts) layout.clips = true;
     compare_runs(layouts);
     compare_runs({layouts[2]}, OptimizerKind::muon);
+}
+
+// Copies must come to the same bits by themselves: nothing is shared inside a replica after such a move.
+TEST_CASE("layouts: local steps whose moves travel in 8 bits, likewise") {
+    std::vector<Layout> layouts = replicas_with({.every = 3, .compression = OuterCompression::int8});
+    for (Layout& layout : layouts) layout.clips = true;
+    compare_runs(
+        {layouts[1] /* copies at stage 0 */, layouts[3], layouts[4], layouts[5] /* tp */, layouts[6] /* tied ends */});
 }
 
 TEST_CASE("layouts: Muon and LAMB of a Llama, likewise") {
