@@ -309,11 +309,11 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
            "DiLoCo: steps that each group of --zero-group ranks takes by itself before all move together; 0: gradients "
            "travel in every step");
     number("--outer-lr", o.local.lr, 0, 1e6f,
-           "rate of that move, from where the groups were together to their average");
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "its momentum, Nesterov's");
+           "rate of the move of --local-steps, from where the groups were together to their average");
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
     choice("--outer-compression", o.local.compression,
-           "what travels in it: weights in fp32, or the way of each in 8 bits, with a scale for 256 of them; what "
-           "rounding leaves out goes along the next time");
+           "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 bits, with a "
+           "scale for 256 of them; what rounding leaves out goes along the next time");
     taken_by(train, check, evaluate);
     number("--dp", o.dp, 0, kMost, "ranks of data parallelism; 0: what the number of processes leaves");
     number("--tp", o.tp, 1, 1 << 16, "ranks of tensor parallelism, which share every matrix; inside a node");
