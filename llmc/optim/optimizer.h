@@ -67,7 +67,6 @@ private:
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
     bool is_compressed() const;
-    void average_compressed(int param, float* weights, std::int64_t count);
     template <class Use>
     void for_each_owned(const Use& use);
     void sum_weights_of_replicas();

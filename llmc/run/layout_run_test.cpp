@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <regex>
+#include <utility>
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
@@ -530,6 +531,30 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
                 for (const std::string& of_one : heads) ENSURE(of_one == heads[0], "copies of heads differ");
             });
         }
+    }
+}
+
+TEST_CASE("layouts: a compressed move makes two collectives for each unit") {
+    const Workplace place;
+    for (Layout layout : {Layout{4, 0}, Layout{4, 1}, all_axes(1, 2, 1, 2, 0)}) {
+        layout.local = {.every = 2, .compression = OuterCompression::int8};
+        layout.replica_ranks = layout.dp / 2;
+        Options options = options_of(layout, place.folder / "collectives, " + layout.name());
+        options.val_every = 0, options.max_steps = 2;
+        on_layout(layout, options, [&](RankOfRun& rank) {
+            std::size_t collectives = 0;   // calls of one kind that follow one another
+            bool gathered = true;
+            rank.groups.outer->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                const bool gathers = std::string(call.operation) == "all-gather";
+                if (gathers != std::exchange(gathered, gathers)) collectives++;
+                make(call);
+            });
+            rank.train(place, "");
+            rank.groups.outer->set_tap(nullptr);
+            std::map<int, int> units;
+            for (const TensorLayout& tensor : rank.model.storage().tensors()) units[tensor.slot]++;
+            ENSURE(collectives == 2 * units.size(), collectives, " collectives for ", units.size(), " units");
+        });
     }
 }
 
