@@ -94,14 +94,16 @@ void check_together(const Options& o) {
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
 }
 
-// Refuses local steps and late gradients to whom would count the traffic of steps together.
+// Refuses local steps and late gradients where traffic is predicted: predictions count gradients in every step.
 void check_predicted(Verb verb, const Options& o, bool layout) {
     if (o.local.every == 0 && o.staleness == 0) return;
     const std::string given =
         o.local.every > 0 ? text("--local-steps ", o.local.every) : text("--staleness ", o.staleness);
-    refuse_if(verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
-              "Leave it out: the plan is then that of a step together, which is no faster. --print-memory 1 knows what "
-              "such a run keeps.");
+    refuse_if(
+        verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
+        text("Leave it ", o.local.every > 0 ? "and --outer-... " : "",
+             "out: the plan is then that of a step together, which is no faster. --print-memory 1 knows what such "
+             "a run keeps."));
     refuse_if(layout, given + " --layout auto: the search knows only steps whose gradients travel in each",
               o.local.every > 0
                   ? "Give the layout of a replica: --tp, --pp, --cp, --zero, and --zero-group for the ranks of one."

@@ -309,11 +309,11 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
            "DiLoCo: steps that each group of --zero-group ranks takes by itself before all move together; 0: gradients "
            "travel in every step");
     number("--outer-lr", o.local.lr, 0, 1e6f,
-           "rate of that move, from where the groups were together to their average");
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "its momentum, Nesterov's");
+           "rate of the move of --local-steps, from where the groups were together to their average");
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
     choice("--outer-compression", o.local.compression,
-           "what travels in it: weights in fp32, or the way of each in 8 bits, with a scale for 256 of them; what "
-           "rounding leaves out goes along the next time");
+           "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 bits, with a "
+           "scale for 256 of them; what rounding leaves out goes along the next time");
     number("--staleness", o.staleness, 0, 1,
            "1: each step applies the gradients of the step before, whose sum over ranks travels meanwhile");
     taken_by(train, check, evaluate);

@@ -147,9 +147,8 @@ int checked_zero_group(int ranks, int zero_group) {
     throw Error(ErrorKind::usage,
                 text("--zero-group ", zero_group, " does not fit: expected a number that divides the ", ranks,
                      " ranks of dp x cp"),
-                fitting.empty()
-                    ? "Leave --zero-group out, or start more ranks."
-                    : text("Groups that work: ", fitting, ", with --local-steps also 1; for none, --zero 0."));
+                fitting.empty() ? "Start more ranks; or leave --zero-group out, with --local-steps give 1."
+                                : text("Groups that work: ", fitting, "; 1 only with --local-steps."));
 }
 
 void check_expert_ranks(const MeshShape& mesh) {

@@ -175,10 +175,10 @@ TEST_CASE("mesh: ZeRO groups are neighbours of dp x cp; sizes that do not divide
         }
         return std::string();
     };
-    CHECK(hint(12, 5) == "Groups that work: 2, 3, 4, 6, 12, with --local-steps also 1; for none, --zero 0.");
+    CHECK(hint(12, 5) == "Groups that work: 2, 3, 4, 6, 12; 1 only with --local-steps.");
     CHECK(make_mesh(12, 1, 1, 1, 0, 1).shards() == 1);   // the options refuse what shares nothing
     CHECK(hint(12, 24) == hint(12, 5));
-    CHECK(hint(1, 2) == "Leave --zero-group out, or start more ranks.");
+    CHECK(hint(1, 2) == "Start more ranks; or leave --zero-group out, with --local-steps give 1.");
 }
 
 TEST_CASE("shard: every element is owned exactly once per replica group, for every mesh up to 16 ranks") {

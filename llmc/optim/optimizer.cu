@@ -1,6 +1,7 @@
 #include "llmc/optim/optimizer.h"
 
 #include <algorithm>
+#include <map>
 #include <type_traits>
 
 #include "llmc/kernels/init.cuh"
@@ -22,6 +23,51 @@ OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
 bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
 bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && rule != OptimizerKind::sgd; }
 
+// Returns the blocks of a tensor that each of `replicas` averages: as many for each, so the last ones may be padding.
+std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
+    return (delta_blocks(elements) + replicas - 1) / replicas;
+}
+
+// A tensor's part in a compressed move. `piece`: blocks that each replica averages.
+struct DeltaTensor {
+    float* weights;
+    const float* begin;
+    float* error;
+    std::int64_t count, piece;
+    DeltaBlock *blocks, *received;   // (R x piece) each
+};
+
+// Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
+// averages one piece of every tensor for all.
+void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
+    const int R = outer.size();
+    auto words = [](DeltaBlock* of) { return reinterpret_cast<std::int32_t*>(of); };
+    auto words_of_piece = [](const DeltaTensor& t) {
+        return static_cast<std::size_t>(t.piece) * (sizeof(DeltaBlock) / sizeof(std::int32_t));
+    };
+    for (const DeltaTensor& t : tensors) {
+        compress_deltas(t.blocks, R * t.piece, t.error, t.weights, t.begin, t.count, stream);
+    }
+    {
+        const Communicator::Group together(outer);
+        for (const DeltaTensor& t : tensors) {
+            outer.all_to_all(words(t.received), words(t.blocks), words_of_piece(t), stream);
+        }
+    }
+    for (const DeltaTensor& t : tensors) {
+        const std::int64_t first = outer.rank() * t.piece, before = std::min(first * kDeltaBlock, t.count),
+                           own = std::min(t.piece * kDeltaBlock, t.count - before);
+        average_deltas(t.blocks + first, t.received, t.piece, R, t.error + before, own, stream);
+    }
+    {
+        const Communicator::Group together(outer);
+        for (const DeltaTensor& t : tensors) {
+            outer.all_gather(words(t.blocks), words(t.blocks + outer.rank() * t.piece), words_of_piece(t), stream);
+        }
+    }
+    for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, t.blocks, t.count, stream);
+}
+
 }   // namespace
 
 struct Optimizer::Tables {
@@ -30,7 +76,7 @@ struct Optimizer::Tables {
     UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
     NormTable squares;
-    DeviceBuffer<DeltaBlock> deltas;   // sent and received, for one tensor; empty: moves are not compressed
+    DeviceBuffer<DeltaBlock> deltas;   // sent and received, of one unit; empty: moves are not compressed
 };
 
 Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
@@ -38,6 +84,9 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       options_(options),
       all_(groups.all),
       outer_(groups.outer),
+      zero_(groups.zero),
+      tensor_(groups.tensor),
+      same_heads_(groups.same_heads),
       tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
@@ -48,9 +97,15 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
     }
     make_tables(arena);
     if (is_compressed()) {
-        const std::int64_t R = stage.options().replicas, blocks = delta_blocks(stage.storage().largest_owned());
-        tables_->deltas =
-            arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(2 * (blocks + R - 1) / R * R));
+        const std::int64_t R = stage.options().replicas;
+        std::map<int, std::int64_t> of_units;   // by slot
+        for (const TensorLayout& tensor : stage.storage().tensors()) {
+            const std::int64_t count = stage.storage().padded_elements(tensor, StateKind::optimizer);
+            of_units[tensor.slot] += 2 * R * delta_blocks_of_one(count, R);
+        }
+        std::int64_t most = 0;
+        for (const auto& of_unit : of_units) most = std::max(most, of_unit.second);
+        tables_->deltas = arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(most));
     }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
@@ -220,59 +275,76 @@ bool Optimizer::is_compressed() const {
     return outer_ != nullptr && options_.local.every > 0 && options_.local.compression == OuterCompression::int8;
 }
 
-// Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
-// averages one piece of them for all.
-void Optimizer::average_compressed(int param, float* weights, std::int64_t count) {
-    const int R = outer_->size();
-    const std::int64_t piece = (delta_blocks(count) + R - 1) / R, first = outer_->rank() * piece;
-    const std::int64_t before = std::min(first * kDeltaBlock, count),
-                       own = std::min(piece * kDeltaBlock, count - before);
-    const float* const begin = state("outer_weights").owned(param);
-    float* const error = state("outer_error").owned(param);
-    DeltaBlock *const blocks = tables_->deltas.data(), *const received = blocks + R * piece;
-    auto words = [](DeltaBlock* of) { return reinterpret_cast<std::int32_t*>(of); };
-    const std::size_t count_of_words = static_cast<std::size_t>(piece) * (sizeof(DeltaBlock) / sizeof(std::int32_t));
-    compress_deltas(blocks, R * piece, error, weights, begin, count, stream());
-    outer_->all_to_all(words(received), words(blocks), count_of_words, stream());
-    average_deltas(blocks + first, received, piece, R, error + before, own, stream());
-    outer_->all_gather(words(blocks), words(blocks + first), count_of_words, stream());
-    apply_deltas(weights, begin, blocks, count, stream());
+// Calls use(tensor, weights, count) for the exact weights of each tensor of which this rank owns a part.
+template <class Use>
+void Optimizer::for_each_owned(const Use& use) {
+    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
+    for (const TensorLayout& tensor : stage_.storage().tensors()) {
+        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+        if (count == 0) continue;
+        if (masters != states_.end()) {
+            use(tensor, masters->values.owned(tensor.param), count);
+        } else {
+            use(tensor, stage_.parameters().owned(tensor.param), count);
+        }
+    }
 }
 
 // Adds up the replicas' exact weights, of which a rank has what it owns; compressed, it takes their mean.
 void Optimizer::sum_weights_of_replicas() {
     if (outer_ == nullptr) return;
-    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    auto for_each = [&](auto&& use) {
-        for (const TensorLayout& tensor : stage_.storage().tensors()) {
-            const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
-            if (count == 0) continue;
-            if (masters != states_.end()) {
-                use(tensor, masters->values.owned(tensor.param), count);
-            } else {
-                use(tensor, stage_.parameters().owned(tensor.param), count);
-            }
-        }
-    };
-    if (is_compressed()) {
-        for_each([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
+    if (is_compressed()) {                               // adds in the order of the replicas on every rank
+        std::map<int, std::vector<DeltaTensor>> units;   // by slot; they share the buffer
+        for_each_owned([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
             if constexpr (std::is_same_v<T, float>) {
-                average_compressed(tensor.param, weights, static_cast<std::int64_t>(count));
+                std::vector<DeltaTensor>& unit = units[tensor.slot];
+                const auto elements = static_cast<std::int64_t>(count);
+                const std::int64_t R = outer_->size(), piece = delta_blocks_of_one(elements, R);
+                DeltaBlock* const blocks =
+                    unit.empty() ? tables_->deltas.data() : unit.back().received + R * unit.back().piece;
+                unit.push_back({weights, state("outer_weights").owned(tensor.param),
+                                state("outer_error").owned(tensor.param), elements, piece, blocks, blocks + R * piece});
             } else {
                 ENSURE(false, "compressed moves of weights in bf16");
             }
         });
+        for (const auto& unit : units) average_compressed(unit.second, *outer_, stream());
     } else {
-        const Communicator::Group together(*outer_);
-        for_each([&](const TensorLayout&, auto* weights, std::size_t count) {
-            outer_->all_reduce(weights, count, ReduceOp::sum, stream());
-        });
+        {
+            const Communicator::Group together(*outer_);
+            for_each_owned([&](const TensorLayout&, auto* weights, std::size_t count) {
+                outer_->all_reduce(weights, count, ReduceOp::sum, stream());
+            });
+        }
+        share_sums();
     }
-    if (tied_ == nullptr) return;
-    // the two ends of a pipeline may have added in different orders
-    for_each([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
-        if (stage_.table()[tensor.param].tensor.tied) tied_->broadcast(weights, count, 0, stream());
+}
+
+// Gives the first holder's sums to ranks that hold copies, whose own groups may have added in different orders.
+void Optimizer::share_sums() {
+    const RankLayout& place = stage_.storage().place();
+    auto share = [&](Communicator* group, auto&& ranges_of) {
+        if (group == nullptr) return;
+        const Communicator::Group together(*group);
+        for_each_owned([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
+            for (const OwnedRange& range : ranges_of(stage_.table()[tensor.param].tensor, count)) {
+                group->broadcast(weights + range.local_begin, static_cast<std::size_t>(range.length), 0, stream());
+            }
+        });
+    };
+    auto whole = [](bool shared, std::size_t count) {
+        return shared ? std::vector{OwnedRange{{}, 0, static_cast<std::int64_t>(count)}} : std::vector<OwnedRange>{};
+    };
+    share(zero_, [&](const TensorSpec&, std::size_t count) {
+        return whole(!is_sharded(StateKind::optimizer, place.zero_stage), count);
     });
+    share(tensor_, [&](const TensorSpec& tensor, std::size_t count) {
+        return whole(is_whole_on_tp(tensor, place.mesh), count);
+    });
+    share(same_heads_, [&](const TensorSpec& tensor, std::size_t) {
+        return owned_ranges(tensor, place, StateKind::optimizer, Heads::copied);
+    });
+    share(tied_, [&](const TensorSpec& tensor, std::size_t count) { return whole(tensor.tied, count); });
 }
 
 bool Optimizer::end_local_steps(int step) {

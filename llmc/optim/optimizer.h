@@ -44,8 +44,10 @@ public:
 
     // Moves the replicas together after the last of LocalSteps::every steps and after the run's last step, whether or
     // not the step's update was skipped; else does nothing and returns false. Collective over the ranks of `outer`:
-    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas, compressed a quarter; of a tied tensor as
-    // many as it has go from a pipeline's first stage to the last.
+    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas, compressed a quarter (each tensor padded to
+    // a multiple of 256 R elements). Sums in fp32 are then sent inside each replica, 4 bytes an element, from the first
+    // of the ranks that hold copies to the others: all at ZeRO stage 0, tensors that tp does not cut, copied heads, and
+    // a tied tensor, from a pipeline's first stage to the last.
     bool end_local_steps(int step);
 
     // Says that the moments were zero after `step` steps: bias corrections count from there.
@@ -69,15 +71,17 @@ private:
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
     bool is_compressed() const;
-    void average_compressed(int param, float* weights, std::int64_t count);
+    template <class Use>
+    void for_each_owned(const Use& use);
     void sum_weights_of_replicas();
+    void share_sums();
     template <class Rule>
     void sum_norms_of_all();
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator *all_, *outer_, *tied_;   // or null
-    std::vector<OptimizerState> states_;   // their contents are undefined
+    Communicator *all_, *outer_, *zero_, *tensor_, *same_heads_, *tied_;   // or null
+    std::vector<OptimizerState> states_;                                   // their contents are undefined
     StateBuffers gradients_;
     int began_ = 0, last_ = 0;                 // last_ 0: not known
     std::vector<int> first_block_;             // each parameter's first block

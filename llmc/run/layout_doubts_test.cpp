@@ -78,3 +78,26 @@ TEST_CASE("layout: experts that ranks cannot have are refused by name") {
     o.sequence_parallel = true;
     CHECK(refusal(o) == "");
 }
+
+TEST_CASE("layout: moves of local steps are compressed where something travels") {
+    Options o;
+    o.seq_len = 16, o.micro_batch = 1, o.total_batch = 16 * 24;
+    o.local = {.every = 5, .compression = OuterCompression::int8};
+    auto refused = [&](int dp, int cp, int zero_group) {
+        o.cp = cp, o.zero_group = zero_group;
+        try {
+            fit_to_ranks(o, dp);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(refused(2, 1, 1).empty());
+    CHECK(refused(4, 2, 4).empty());
+    CHECK(
+        refused(1, 1, 1).starts_with("--outer-compression int8 --zero-group 1: the 1 ranks of dp x cp are one group"));
+    CHECK(refused(4, 1, 4).starts_with("--outer-compression int8 --zero-group 4"));
+    CHECK(refused(2, 2, 4).starts_with("--outer-compression int8 --zero-group 4"));
+    o.local.compression = OuterCompression::none;
+    CHECK(refused(1, 1, 1).empty());
+}

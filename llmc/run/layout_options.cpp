@@ -67,9 +67,23 @@ void check_zero_group(const Options& o) {
               "Give groups of two or more, or --zero 0.");
 }
 
+// Refuses options of a move where there is none.
+void check_without_local_steps(const Options& o) {
+    const LocalSteps by_default;
+    auto check = [](const std::string& flag, const std::string& value, const std::string& usual) {
+        refuse_if(value != usual, text(flag, " ", value, " without --local-steps"),
+                  text("Give --local-steps, or ", flag, " ", usual, ", which is the default."));
+    };
+    auto number = [](float value) { return formatted("%g", static_cast<double>(value)); };
+    check("--outer-lr", number(o.local.lr), number(by_default.lr));
+    check("--outer-momentum", number(o.local.momentum), number(by_default.momentum));
+    check("--outer-compression", std::string(name_of(o.local.compression)),
+          std::string(name_of(by_default.compression)));
+}
+
 // Checks what replicas of local steps are.
 void check_local_steps(const Options& o) {
-    if (o.local.every == 0) return;
+    if (o.local.every == 0) return check_without_local_steps(o);
     const std::string given = text("--local-steps ", o.local.every);
     refuse_if(o.zero_group == 0, given + " without --zero-group",
               "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
@@ -344,6 +358,10 @@ void check_total_batch(const Options& o) {
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_zero_group(options);
+    refuse_if(options.local.compression != OuterCompression::none && options.zero_group >= dp * options.cp,
+              text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
+                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
+              "Give --outer-compression none, or start more ranks.");
     check_total_batch(options);
     if (options.pp == 1) return;
     for (std::int64_t tokens : options.tokens_by_step().values()) check_micro_batches(options.with_batch(tokens));

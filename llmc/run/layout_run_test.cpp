@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <regex>
+#include <utility>
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
@@ -26,6 +27,7 @@
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/save_training_state_testing.h"
+#include "llmc/run/stopping/health.h"
 #include "llmc/run/trainer.h"
 #include "llmc/run/without_times_testing.h"
 
@@ -59,7 +61,9 @@ struct Layout {
                     tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
                     pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
                     cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
-                    local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks") : "",
+                    local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks",
+                                           local.compression == OuterCompression::int8 ? " in 8 bits" : "")
+                                    : "",
                     staleness > 0 ? ", late" : "", ", recompute ", name_of(recompute));
     }
 };
@@ -130,6 +134,7 @@ Options options_of(const Layout& layout, const std::string& output) {
     }
     options.local = layout.local, options.zero_group = layout.mesh().zero_group;
     options.staleness = layout.staleness;
+    options.check_replicas = layout.local.every > 0 ? 1 : 0;
     if (!layout.clips) options.grad_clip = 0;
     options.document_mask = layout.documents, options.boundary_loss = !layout.documents;
     fit_to_ranks(options, layout.dp);
@@ -455,7 +460,7 @@ TEST_CASE("layouts: one local step at a time, and the average taken as it is, ar
 
 TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of what a rank owns") {
     const Workplace place;
-    for (Layout layout : replicas_with({.every = 2})) {
+    for (Layout layout : replicas_with({.every = 3})) {   // so the last of four steps moves too
         Options options = options_of(layout, place.folder / "bytes, " + layout.name());
         options.val_every = 0;
         on_layout(layout, options, [&](RankOfRun& rank) {
@@ -471,31 +476,119 @@ TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of
     }
 }
 
-// The last stage's sums are made wrong: the first one's must take their place in the tied embedding.
-TEST_CASE("layouts: after a move both ends of a pipeline have the first one's sum of tied weights") {
-    Layout layout = all_axes(1, 2, 1, 3, 0);
-    layout.local = {.every = 2}, layout.replica_ranks = 1;
+namespace {
+
+// The bits of the heads that a rank and others hold copies of, in the exact weights.
+std::string copied_heads(RankOfRun& rank) {
+    std::string bits;
+    const ModelState<float>& weights = rank.step->optimizer().state("outer_weights");
+    for (const TensorLayout& place : weights.storage().tensors()) {
+        const auto buffer = weights.unit(place.slot);
+        const auto begin = static_cast<std::size_t>(weights.owned(place.param) - buffer.data());
+        for (const OwnedRange& range : owned_ranges(rank.model.table()[place.param].tensor, weights.storage().place(),
+                                                    StateKind::optimizer, Heads::copied)) {
+            const std::vector<float> values =
+                buffer.download(rank.model.stream(), begin + static_cast<std::size_t>(range.local_begin),
+                                static_cast<std::size_t>(range.length));
+            bits.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+        }
+    }
+    return bits;
+}
+
+}   // namespace
+
+// All ranks of a replica but its first find other sums, as groups that add in other orders may; copies must be alike.
+TEST_CASE("layouts: after a move ranks that hold copies have the first one's sums") {
+    std::vector<Layout> layouts{{6, 0},
+                                all_axes(2, 1, 1, 2, 0),
+                                all_axes(2, 1, 1, 4, 1),
+                                all_axes(1, 2, 1, 3, 0),
+                                all_axes(2, 2, 1, 4, 0),
+                                context(2, 0, true, 2, 1),
+                                all_axes(2, 1, 1, 3, 0)};
+    const int ranks[] = {2, 1, 2, 1, 2, 2, 1};
+    for (std::size_t i = 0; i < layouts.size(); i++)
+        layouts[i].local = {.every = 2}, layouts[i].replica_ranks = ranks[i];
+    layouts.back().llama = true;   // one head of keys and values, which both tp ranks hold
     const Workplace place;
-    for (const bool wrong : {false, true}) {
-        Options options = options_of(layout, place.folder / text("tied ", wrong));
+    for (const Layout& layout : layouts) {
+        for (const bool wrong : {false, true}) {
+            Options options = options_of(layout, place.folder / text(layout.name(), ", wrong ", wrong));
+            options.val_every = 0, options.max_steps = 2;
+            on_layout(layout, options, [&](RankOfRun& rank) {
+                const bool is_first = rank.model.options().place.at == MeshCoordinates{};
+                if (wrong && !is_first) {
+                    rank.groups.outer->set_tap([](const CommCall& call, const Communicator::Make& make) {
+                        make(call);
+                        make(call);
+                    });
+                }
+                rank.train(place, "");
+                rank.groups.outer->set_tap(nullptr);
+                const ReplicaHashes hashes = replica_hashes(tensors_of(*rank.step), rank.model.stream());
+                const std::string differs = differing_replicas(rank.world->gather_text(hashes.tensors));
+                ENSURE(differs.empty(), differs);
+                const std::vector<std::string> heads = rank.world->gather_text(copied_heads(rank));
+                ENSURE(heads[0].empty() != layout.llama, "which heads have copies");
+                for (const std::string& of_one : heads) ENSURE(of_one == heads[0], "copies of heads differ");
+            });
+        }
+    }
+}
+
+TEST_CASE("layouts: a compressed move makes two collectives for each unit") {
+    const Workplace place;
+    for (Layout layout : {Layout{4, 0}, Layout{4, 1}, all_axes(1, 2, 1, 2, 0)}) {
+        layout.local = {.every = 2, .compression = OuterCompression::int8};
+        layout.replica_ranks = layout.dp / 2;
+        Options options = options_of(layout, place.folder / "collectives, " + layout.name());
         options.val_every = 0, options.max_steps = 2;
         on_layout(layout, options, [&](RankOfRun& rank) {
-            const bool is_last = rank.model.has_head();
-            if (wrong && is_last) {
-                rank.groups.outer->set_tap([](const CommCall& call, const Communicator::Make& make) {
-                    make(call);
-                    make(call);
-                });
-            }
+            std::size_t collectives = 0;   // calls of one kind that follow one another
+            bool gathered = true;
+            rank.groups.outer->set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                const bool gathers = std::string(call.operation) == "all-gather";
+                if (gathers != std::exchange(gathered, gathers)) collectives++;
+                make(call);
+            });
             rank.train(place, "");
             rank.groups.outer->set_tap(nullptr);
-            const ModelState<floatX>& weights = rank.model.parameters();
-            const std::vector<float> own = download_tensor(weights, weights.index("wte.weight"), rank.model.stream());
-            const std::vector<std::string> of_all =
-                rank.world->gather_text({reinterpret_cast<const char*>(own.data()), own.size() * sizeof(float)});
-            for (const std::string& other : of_all) ENSURE(other == of_all[0], "two copies of wte.weight differ");
+            std::map<int, int> units;
+            for (const TensorLayout& tensor : rank.model.storage().tensors()) units[tensor.slot]++;
+            ENSURE(collectives == 2 * units.size(), collectives, " collectives for ", units.size(), " units");
         });
     }
+}
+
+TEST_CASE("layouts: replicas move after a step whose update the trainer leaves out") {
+    OutlierDetector low;   // full of losses far below this model's
+    for (int i = 0; i < OutlierDetector::kWindow; i++) low.update(1e-3 * (1 + i % 2));
+    Layout layout{4, 1};
+    layout.local = {.every = 2}, layout.replica_ranks = 2;
+    const Workplace place;
+    std::map<bool, std::string> weights;   // whether step 2 is left out: after it
+    for (const bool skips : {false, true}) {
+        Options options = options_of(layout, place.folder / text("skips ", skips));
+        options.val_every = 0, options.max_steps = 2, options.skip_loss_z = 3.0f;
+        options.stop_after = 1;
+        if (!on_layout(layout, options, [&](RankOfRun& rank) { rank.train(place, ""); })) return;
+        options.stop_after = 0;
+        on_layout(layout, options, [&](RankOfRun& rank) {
+            rank.train(place, options.output_dir + "/" + checkpoint_name(1), [&](RunState& state, const TokenSet&) {
+                if (skips) state.loss_outliers = low.state();
+            });
+            const ModelState<floatX>& parameters = rank.model.parameters();
+            const std::vector<float> own =
+                download_tensor(parameters, parameters.index("wte.weight"), rank.model.stream());
+            const std::vector<std::string> of_all =
+                rank.world->gather_text({reinterpret_cast<const char*>(own.data()), own.size() * sizeof(float)});
+            for (const std::string& other : of_all) ENSURE(other == of_all[0], "no move after step 2");
+            if (rank.world->is_first()) weights[skips] = of_all[0];
+        });
+        weights[skips] = from_first_process(weights[skips]);
+    }
+    CHECK(weights[true] != weights[false]);   // else no update was left out
 }
 
 TEST_CASE("layouts: the slowest rank of all is told though each replica has one data-parallel rank") {
@@ -528,6 +621,14 @@ TEST_CASE("layouts: with gradients that are applied a step late, likewise") {
     compare_runs(layouts);
     compare_runs({layouts[2], layouts[7]}, OptimizerKind::muon);
     compare_runs({layouts[2]}, OptimizerKind::lamb);
+}
+
+// Copies must come to the same bits by themselves: nothing is shared inside a replica after such a move.
+TEST_CASE("layouts: local steps whose moves travel in 8 bits, likewise") {
+    std::vector<Layout> layouts = replicas_with({.every = 3, .compression = OuterCompression::int8});
+    for (Layout& layout : layouts) layout.clips = true;
+    compare_runs(
+        {layouts[1] /* copies at stage 0 */, layouts[3], layouts[4], layouts[5] /* tp */, layouts[6] /* tied ends */});
 }
 
 TEST_CASE("layouts: Muon and LAMB of a Llama, likewise") {
