@@ -171,6 +171,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--staleness", "1", "--ep", "2", "--experts", "4", "--dp", "2"}, "--staleness 1 --ep 2"},
         {{"--staleness", "1", "--grad-dtype", "bf16"}, "--staleness 1 --grad-dtype bf16"},
         {{"--staleness", "1", "--skip-loss-z", "5"}, "--staleness 1 --skip-loss-z 5: the step that has the loss"},
+        {{"--staleness", "1", "--skip-norm-z", "5", "--spike-rewind", "2"},
+         "--staleness 1 --spike-rewind 2: a checkpoint"},
         {{"--staleness", "1", "--layout", "auto"}, "--staleness 1 --layout auto: the search knows only"},
         {{"plan", "--staleness", "1"}, "plan --staleness 1: a plan knows only steps"},
         {{"--attention", "flash"}, "--attention flash: expected one of auto|own|library|own-sm90"},

@@ -110,6 +110,9 @@ void check_staleness(const Options& o) {
     refuse_if(o.skip_loss_z > 0,
               text(given, " --skip-loss-z ", o.skip_loss_z, ": the step that has the loss applies other gradients"),
               "Give --skip-norm-z, the norm of the gradients that the step applies.");
+    refuse_if(o.spike_rewind > 0,
+              text(given, " --spike-rewind ", o.spike_rewind, ": a checkpoint may hold the gradients of the spike"),
+              "Leave --spike-rewind out: the spike's update is skipped all the same.");
 }
 
 // Refuses group sizes that do not divide the heads of a tp rank.

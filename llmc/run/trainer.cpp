@@ -252,9 +252,9 @@ void Trainer::examine(const StepResult& result) {
             first_not_finite_activation(step, batch_.reader(), micro_batches_of(batch_.schedule()));
         where = earliest(agreement_.gather(
             first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
-    }
-    if (options_.staleness > 0 && std::isfinite(result.loss)) {
-        where = text("the gradients are those of step ", step_ - options_.staleness, "; in this one ", where);
+        if (options_.staleness > 0 && std::isfinite(result.loss)) {
+            where = text("the gradients are those of step ", step_ - options_.staleness, "; in this one ", where);
+        }
     }
     parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
                        static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
@@ -262,14 +262,17 @@ void Trainer::examine(const StepResult& result) {
 
 // Adds loss and norm to the windows of past values; returns true if one is too far above them.
 bool Trainer::is_outlier(const StepResult& result) {
-    z_ = {loss_outliers_.update(result.loss), norm_outliers_.update(result.grad_norm)};
+    const bool applies_none = options_.staleness > 0 && result.grad_norm == 0;
+    z_ = {loss_outliers_.update(result.loss), norm_outliers_.update(applies_none ? NAN : result.grad_norm)};
     bool outlier = false;
     auto check = [&](const char* what, const char* flag, double z, float limit) {
         if (limit <= 0 || !(z > limit)) return;   // NaN: no score yet
+        const std::string read = options_.staleness > 0 ? "the step that made the gradients read"
+                                                        : text("it read: ", batch_.names_of_samples());
         parts_.log.warning(
             "step %d: the %s's z-score %.2f is above %s %g: update skipped\n"
-            "  `train_gpt data --samples %d` with the run's options shows what it read: %s",
-            step_, what, z, flag, static_cast<double>(limit), step_, batch_.names_of_samples().c_str());
+            "  `train_gpt data --samples %d` with the run's options shows what %s",
+            step_, what, z, flag, static_cast<double>(limit), step_ - options_.staleness, read.c_str());
         outlier = true;
     };
     check("loss", "--skip-loss-z", z_.loss, options_.skip_loss_z);
