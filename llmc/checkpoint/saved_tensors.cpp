@@ -245,7 +245,7 @@ public:
             if (entry == nullptr) missing();
             if (entry->shape == info.file_shape(false) && entry->type == TensorType::F32) continue;
             throw Error(ErrorKind::bad_data,
-                        text(file_of(info).path(), ": ", entry->name, " has another shape or type than the model's"));
+                        text(file_with(info).path(), ": ", entry->name, " has another shape or type than the model's"));
         }
     }
 
@@ -254,7 +254,7 @@ public:
     DType type() const override { return DType::fp32; }
     std::vector<float> read(const ParamInfo& param) const override {
         const ParamInfo& info = table_[table_.index(param.name)];
-        std::vector<float> values = file_of(info).read_as<float>(*find(info));
+        std::vector<float> values = file_with(info).read_as<float>(*find(info));
         values.resize(static_cast<std::size_t>(info.tensor.elements()), 0.0f);   // rows that pad the vocabulary
         return values;
     }
@@ -262,8 +262,10 @@ public:
     std::vector<float> router_bias() const override { return read_router_bias(files_, folder_, table_.config()); }
 
 private:
-    const SafetensorsFile& file_of(const ParamInfo& info) const { return *units_[static_cast<std::size_t>(info.unit)]; }
-    const TensorEntry* find(const ParamInfo& info) const { return file_of(info).find(state_ + "." + info.name); }
+    const SafetensorsFile& file_with(const ParamInfo& info) const {
+        return *units_[static_cast<std::size_t>(info.unit)];
+    }
+    const TensorEntry* find(const ParamInfo& info) const { return file_with(info).find(state_ + "." + info.name); }
     [[noreturn]] void missing() const {
         throw Error(ErrorKind::bad_data, text("--weights ", state_, ": ", folder_, " holds no average of the weights"),
                     "Checkpoints of a run with --ema do; leave --weights out for the weights themselves.");

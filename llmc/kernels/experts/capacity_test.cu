@@ -71,10 +71,10 @@ TEST_CASE("capacity: each expert keeps the first tokens sent to it; the others c
         const std::vector<int> index = uneven_choices(tokens, E, K);
         const auto n = index.size();
         for (const int capacity : {1, 2, tokens * K / E + 1, tokens - 1, tokens}) {
-            CAPTURE(E);
+            const auto e_ = static_cast<Index>(E);
+            CAPTURE(e_);
             CAPTURE(capacity);
             KernelTest test;
-            const auto e_ = static_cast<Index>(E);
             const DeviceBuffer<int> index_d = test.ints(index), all = test.ints(std::vector<int>(e_ + 1, -1)),
                                     offsets = test.ints(std::vector<int>(e_ + 1, -1)),
                                     source = test.ints(std::vector<int>(n, -1)),

@@ -137,7 +137,8 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
         CHECK(read.curves.size() == 9 + 4);
         for (const auto& [tag, value] : {std::pair("arc_challenge", 0.5f), std::pair("arc_challenge_sum", 0.25f),
                                          std::pair("lambada", 0.125f), std::pair("lambada_perplexity", 90.0f)}) {
-            REQUIRE_MESSAGE(read.curves.count(tag) == 1, std::string(tag));
+            const std::string name(tag);
+            REQUIRE_MESSAGE(read.curves.count(name) == 1, name);
             CHECK(read.curves.at(tag).size() == static_cast<std::size_t>(last / 5));
             CHECK(read.curves.at(tag).at(5) == value);
         }
