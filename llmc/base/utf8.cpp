@@ -84,30 +84,31 @@ alignas(16) constexpr std::uint8_t second_high[16] = {too_short, too_short, too_
                                                       too_short, too_short, lowest,    middle,    highest,   highest,
                                                       too_short, too_short, too_short, too_short};
 
+__attribute__((target("avx2"))) __m256i load(const unsigned char* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+__attribute__((target("avx2"))) __m256i table(const std::uint8_t* halves) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
 // Returns how many bytes from `from` on, in steps of 32, end no character wrongly. Three bytes before `from` must be
 // readable and end a character; the last character may go on behind.
 __attribute__((target("avx2"))) std::size_t well_formed(const unsigned char* bytes, std::size_t from,
                                                         std::size_t size) {
-    const auto load = [&](std::size_t at) __attribute__((target("avx2"))) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + at));
-    };
-    const auto table = [](const std::uint8_t* halves) __attribute__((target("avx2"))) {
-        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(halves)));
-    };
     const __m256i by_first_high = table(first_high), by_first_low = table(first_low),
                   by_second_high = table(second_high);
     const __m256i half = _mm256_set1_epi8(0x0f), top = _mm256_set1_epi8(static_cast<char>(0x80));
     std::size_t at = from;
     for (; at + 32 <= size; at += 32) {
-        const __m256i second = load(at), first = load(at - 1);
+        const __m256i second = load(bytes + at), first = load(bytes + at - 1);
         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(first, 4), half);
         const __m256i errors =
             _mm256_and_si256(_mm256_and_si256(_mm256_shuffle_epi8(by_first_high, high),
                                               _mm256_shuffle_epi8(by_first_low, _mm256_and_si256(first, half))),
                              _mm256_shuffle_epi8(by_second_high, _mm256_and_si256(_mm256_srli_epi16(second, 4), half)));
         // a third byte stands two behind e0 or more, a fourth three behind f0 or more: the top bit stays from there on
-        const __m256i third = _mm256_subs_epu8(load(at - 2), _mm256_set1_epi8(static_cast<char>(0xe0 - 0x80)));
-        const __m256i fourth = _mm256_subs_epu8(load(at - 3), _mm256_set1_epi8(static_cast<char>(0xf0 - 0x80)));
+        const __m256i third = _mm256_subs_epu8(load(bytes + at - 2), _mm256_set1_epi8(static_cast<char>(0xe0 - 0x80)));
+        const __m256i fourth = _mm256_subs_epu8(load(bytes + at - 3), _mm256_set1_epi8(static_cast<char>(0xf0 - 0x80)));
         const __m256i must_follow = _mm256_and_si256(_mm256_or_si256(third, fourth), top);
         const __m256i wrong = _mm256_xor_si256(must_follow, errors);
         if (!_mm256_testz_si256(wrong, wrong)) break;

@@ -39,22 +39,22 @@ __attribute__((target("avx2"))) __m256i in_range(__m256i bytes, char first, char
     const __m256i less = _mm256_sub_epi8(bytes, _mm256_set1_epi8(first));
     return _mm256_cmpeq_epi8(_mm256_min_epu8(less, _mm256_set1_epi8(static_cast<char>(count - 1))), less);
 }
+__attribute__((target("avx2"))) std::uint64_t equal(__m256i low, __m256i high, char byte) {
+    const __m256i wanted = _mm256_set1_epi8(byte);
+    return bits(_mm256_cmpeq_epi8(low, wanted), _mm256_cmpeq_epi8(high, wanted));
+}
 __attribute__((target("avx2"))) ByteMasks avx2_masks(const char* at) {
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32));
     const __m256i small = _mm256_set1_epi8(0x20);
-    auto equal = [&](char byte) __attribute__((target("avx2"))) {
-        const __m256i wanted = _mm256_set1_epi8(byte);
-        return bits(_mm256_cmpeq_epi8(low, wanted), _mm256_cmpeq_epi8(high, wanted));
-    };
     ByteMasks masks;
     masks.letter =
         bits(in_range(_mm256_or_si256(low, small), 'a', 26), in_range(_mm256_or_si256(high, small), 'a', 26));
     masks.digit = bits(in_range(low, '0', 10), in_range(high, '0', 10));
-    masks.blank = equal(' ');
+    masks.blank = equal(low, high, ' ');
     masks.space = masks.blank | bits(in_range(low, '\t', 5), in_range(high, '\t', 5));
-    masks.newline = equal('\n') | equal('\r');
-    masks.apostrophe = equal('\'');
+    masks.newline = equal(low, high, '\n') | equal(low, high, '\r');
+    masks.apostrophe = equal(low, high, '\'');
     masks.above_ascii = bits(low, high);
     return masks;
 }
@@ -66,18 +66,18 @@ __attribute__((target("avx2"))) void avx2(const char* bytes, std::size_t blocks,
 __attribute__((target("avx512bw"))) std::uint64_t in_range(__m512i bytes, char first, char count) {
     return _mm512_cmplt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8(first)), _mm512_set1_epi8(count));
 }
+__attribute__((target("avx512bw"))) std::uint64_t equal(__m512i bytes, char byte) {
+    return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(byte));
+}
 __attribute__((target("avx512bw"))) ByteMasks avx512_masks(const char* at) {
     const __m512i bytes = _mm512_loadu_si512(at);
-    auto equal = [&](char byte) __attribute__((target("avx512bw"))) {
-        return std::uint64_t{_mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(byte))};
-    };
     ByteMasks masks;
     masks.letter = in_range(_mm512_or_si512(bytes, _mm512_set1_epi8(0x20)), 'a', 26);
     masks.digit = in_range(bytes, '0', 10);
-    masks.blank = equal(' ');
+    masks.blank = equal(bytes, ' ');
     masks.space = masks.blank | in_range(bytes, '\t', 5);
-    masks.newline = equal('\n') | equal('\r');
-    masks.apostrophe = equal('\'');
+    masks.newline = equal(bytes, '\n') | equal(bytes, '\r');
+    masks.apostrophe = equal(bytes, '\'');
     masks.above_ascii = _mm512_movepi8_mask(bytes);
     return masks;
 }
