@@ -81,7 +81,11 @@ def rate(size, function):
 
 
 def compare(args, split, tokenizer, corpus, folder):
-    documents = corpus.read_bytes().split(english_corpus.SEPARATOR.encode())
+    # none empty, and none that spells a special token, which rivals take for the token
+    separator = english_corpus.SEPARATOR.encode()
+    documents = [d for d in corpus.read_bytes().split(separator) if d and b"<|endoftext|>" not in d]
+    corpus = folder / corpus.name
+    corpus.write_bytes(separator.join(documents))
     size = sum(map(len, documents))
     texts = [d.decode() for d in documents]
     few, few_size = 0, 0
