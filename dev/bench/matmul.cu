@@ -2,6 +2,8 @@
 #include "llmc/kernels/matmul/matmul.h"
 
 #include "dev/bench/operand.cuh"
+#include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/matmul/matmul_hopper.h"
 #include "llmc/model/config.h"
 #include "llmc/model/precision.h"
 
@@ -21,6 +23,35 @@ Work work_of(int M, const Layer& layer, double out_size, double in_size, double 
     return {.bytes = m * n * out_size + m * k * in_size + n * k * weight_size, .flops = 2 * m * n * k, .tokens = m};
 }
 
+// Measures the kernels for sm_90a, forward and for the gradient of the input, one width after the other.
+void measure_own(Bench& bench, const std::string& where, const Layer& layer, int M) {
+    if (sizeof(floatX) != 2 || loop_threads_may_be_one || !sm90_matmul_refusal().empty()) return;
+    for (const bool gradient : {false, true}) {
+        const bool gelu = gradient ? layer.from_gelu : layer.gelu;
+        const int channels = gradient ? layer.K : layer.N, depth = gradient ? layer.N : layer.K;
+        for (int width : hopper_matmul_widths) {
+            auto timing = bench.begin({text("own sm_90a matmul ", gradient ? "input gradient" : "forward",
+                                            !gelu      ? ""
+                                            : gradient ? " x gelu'"
+                                                       : " + gelu",
+                                            ", width ", width),
+                                       where, work_of(M, layer, 2, 2, 2)});
+            if (!timing) continue;
+            Operand<bf16> out(*timing, std::int64_t{M} * channels), in(*timing, std::int64_t{M} * depth),
+                weight(*timing, std::int64_t{channels} * depth, 0.02f), bias(*timing, channels),
+                beside(*timing, gelu ? std::int64_t{M} * channels : 1);
+            timing->measure([&](int set) {
+                launch_hopper_matmul({!gelu      ? HopperMatmulEnd::plain
+                                      : gradient ? HopperMatmulEnd::gelu_slope
+                                                 : HopperMatmulEnd::gelu,
+                                      gradient, M, channels, depth, out[set], channels, in[set], depth, weight[set],
+                                      gradient ? channels : depth, gradient ? nullptr : bias[set], beside[set]},
+                                     width, device_properties().multiProcessorCount, bench.stream());
+            });
+        }
+    }
+}
+
 void measure(Bench& bench, const std::string& model, const Layer& layer, int M) {
     const int N = layer.N, K = layer.K;
     const MatmulShape shape{M, N, K};
@@ -33,7 +64,7 @@ void measure(Bench& bench, const std::string& model, const Layer& layer, int M) 
 
     if (auto timing = bench.begin({layer.gelu ? "matmul forward + gelu" : "matmul forward", where,
                                    work_of(M, layer, layer.gelu ? 2 * x : x, x, x)})) {
-        Matmul matmul(timing->arena());
+        Matmul matmul(timing->arena(), {.tries = 0});
         Operand<floatX> out(*timing, out_count), pre(*timing, layer.gelu ? out_count : 1), in(*timing, in_count),
             weight(*timing, weight_count, 0.02f), bias(*timing, N);
         timing->measure([&](int set) {
@@ -46,7 +77,7 @@ void measure(Bench& bench, const std::string& model, const Layer& layer, int M) 
     }
     if (auto timing = bench.begin({layer.from_gelu ? "matmul input gradient x gelu'" : "matmul input gradient", where,
                                    work_of(M, layer, x, layer.from_gelu ? 2 * x : x, x)})) {
-        Matmul matmul(timing->arena());
+        Matmul matmul(timing->arena(), {.tries = 0});
         Operand<floatX> din(*timing, in_count), dout(*timing, out_count), weight(*timing, weight_count, 0.02f),
             pre(*timing, layer.from_gelu ? in_count : 1);
         timing->measure([&](int set) {
@@ -57,8 +88,9 @@ void measure(Bench& bench, const std::string& model, const Layer& layer, int M) 
             }
         });
     }
+    measure_own(bench, where, layer, M);
     if (auto timing = bench.begin({"matmul weight gradient", where, work_of(M, layer, x, x, 4)})) {
-        Matmul matmul(timing->arena());
+        Matmul matmul(timing->arena(), {.tries = 0});
         Operand<float> dweight(*timing, weight_count);
         Operand<floatX> dout(*timing, out_count), in(*timing, in_count);
         timing->measure([&](int set) {

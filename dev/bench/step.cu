@@ -53,6 +53,8 @@ void measure(Bench& bench, const StepSize& size) {
     StageOptions options;
     options.B = size.B;
     options.T = size.T;
+    options.matmul.tries = 0;   // as train_gpt does
+    options.matmul.own_kernels = !loop_threads_may_be_one;
     TrainingStep step(size.model, options, timing->arena(), bench.stream());
     timing->measure_with_breakdown([&](int) {
         step.gradients();

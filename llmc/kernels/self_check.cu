@@ -13,6 +13,8 @@
 #include "llmc/kernels/attention/attention_kernels.h"
 #include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/init.cuh"
+#include "llmc/kernels/matmul/matmul.h"
+#include "llmc/kernels/matmul/matmul_hopper.h"
 #include "llmc/kernels/ptx/ptx_checks.cuh"
 #include "llmc/kernels/ptx/ptx_hopper_checks.cuh"
 
@@ -212,6 +214,81 @@ std::string sm90_attention_refusal() {
     if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
     const std::vector<std::string> wrong = self_check_sm90(stream.get());
     return wrong.empty() ? "" : "self-check: " + wrong.front();
+}
+
+namespace {
+
+// Compares own matmuls with cuBLASLt's on a problem of more tiles than blocks, deeper than the ring and with tiles
+// that are partly filled. Returns the first disagreement, a sentence; empty if there is none.
+std::string matmul_disagreement(cudaStream_t stream) {
+    constexpr int tokens = 300, channels = 200, depth = 648;
+    Arena arena;
+    std::uint64_t key = 0;
+    auto random = [&](int count, float scale) {
+        auto buffer = arena.allocate<bf16>("check/matmul", static_cast<std::size_t>(count));
+        fill_normal(buffer.data(), count, scale, ++key, GlobalSpan{}, stream);
+        return buffer;
+    };
+    const auto in = random(tokens * depth, 1.0f), weight = random(channels * depth, 0.05f), bias = random(channels, 1),
+               beside = random(tokens * channels, 1.0f);
+    auto result = [&] { return random(tokens * channels, 100.0f); };
+    auto floats = [&](const DeviceBuffer<bf16>& buffer) {
+        const std::vector<bf16> values = buffer.download(stream);
+        return std::vector<float>(values.begin(), values.end());
+    };
+    Matmul library(arena);
+    const MatmulShape forward{tokens, channels, depth}, backward{tokens, depth, channels};
+    using enum HopperMatmulEnd;
+    for (const auto& [end, transposed] :
+         {std::pair{plain, false}, {add, false}, {gelu, false}, {plain, true}, {gelu_slope, true}}) {
+        const auto wanted = result(), wanted_pre = result();
+        if (end == gelu) {
+            library.forward_gelu(wanted.data(), wanted_pre.data(), in.data(), weight.data(), bias.data(), forward,
+                                 stream);
+        } else if (end == gelu_slope) {
+            library.input_gradient_gelu(wanted.data(), in.data(), weight.data(), beside.data(), backward, stream);
+        } else if (transposed) {
+            library.input_gradient(wanted.data(), in.data(), weight.data(), backward, false, stream);
+        } else if (end == add) {
+            library.forward_add(wanted.data(), beside.data(), in.data(), weight.data(), bias.data(), forward, stream);
+        } else {
+            library.forward(wanted.data(), in.data(), weight.data(), bias.data(), forward, stream);
+        }
+        for (int width : hopper_matmul_widths) {
+            const auto found = result(), found_pre = result();
+            launch_hopper_matmul({end, transposed, tokens, channels, depth, found.data(), channels, in.data(), depth,
+                                  weight.data(), transposed ? channels : depth, transposed ? nullptr : bias.data(),
+                                  end == gelu ? found_pre.data() : beside.data()},
+                                 width, 2, stream);
+            double difference = relative_difference(floats(found), floats(wanted));
+            if (end == gelu) {
+                difference = std::max(difference, relative_difference(floats(found_pre), floats(wanted_pre)));
+            }
+            if (!(difference < 2e-2)) {
+                return text("matmul of sm_90a, ", width, " channels, end ", static_cast<int>(end), ": differs by ",
+                            difference, " of its norm from cuBLASLt");
+            }
+        }
+    }
+    return "";
+}
+
+std::string find_sm90_matmul_refusal() {
+    int device = 0, major = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (major != 9) return "they are for GPUs of sm_90 (H100, H200)";
+    const OwnedStream stream;
+    if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
+    const std::string wrong = matmul_disagreement(stream.get());
+    return wrong.empty() ? "" : "self-check: " + wrong;
+}
+
+}   // namespace
+
+std::string sm90_matmul_refusal() {
+    static const std::string found = find_sm90_matmul_refusal();
+    return found;
 }
 
 std::vector<std::string> self_check_once(const std::string& cache_file, cudaStream_t stream) {

@@ -347,11 +347,13 @@ inline void require_operand(std::uint64_t operand, bool transposed, int count) {
     if (static_cast<int>(start) + row > 128) fault("rows of a product's operand end beyond the 128 bytes of a panel's");
 }
 
+inline constexpr int most_columns = 256;   // N of a product
+
 // Computes one product of one warp: sums (16, n) of rows 16 `quarter` .. of the group. Returns a number that identifies
 // its operands.
-inline std::uint64_t multiply(const BlockState& block, const Wgmma& product, float (*sums)[128],
+inline std::uint64_t multiply(const BlockState& block, const Wgmma& product, float (*sums)[most_columns],
                               const float (*left)[16], int quarter) {
-    static thread_local float rows[64][16], right[16][128];
+    static thread_local float rows[64][16], right[16][most_columns];
     std::uint64_t sum = 0;
     auto count_in = [&](const unsigned char* bytes) {
         std::uint16_t bits;
@@ -405,7 +407,7 @@ inline void perform_one(WarpWait* const* lanes, std::size_t index) {
     BlockState& block = block_state();
     const unsigned warp = host::thread_in_block() / 32, group = warp / 4, quarter = warp % 4;
     const Wgmma& product = lanes[0]->thread->products[index];
-    static thread_local float sums[16][128], left[16][16];
+    static thread_local float sums[16][most_columns], left[16][16];
     std::vector<float>* values[32];
     for (int lane = 0; lane < 32; lane++) {
         ThreadState& thread = *lanes[lane]->thread;
@@ -522,6 +524,10 @@ void wgmma_fence(A&, B&, HOST_SITE) {
     UNLESS_LEFT_OUT ptx_model::wgmma_fence();
 }
 inline void wgmma_commit(HOST_SITE) { UNLESS_LEFT_OUT ptx_model::wgmma_commit(); }
+template <int PENDING>
+void wgmma_wait(HOST_SITE) {
+    UNLESS_LEFT_OUT ptx_model::wgmma_wait(PENDING);
+}
 template <int PENDING, class A>
 void wgmma_wait(A&, HOST_SITE) {
     UNLESS_LEFT_OUT ptx_model::wgmma_wait(PENDING);

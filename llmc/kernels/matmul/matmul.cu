@@ -55,6 +55,7 @@ struct Matmul::Impl {
         : options(o),
           workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(o) + waiting_bytes(o))) {
         if (options.tries == 0) options.tries = loop_threads_may_be_one ? 1 : 16;
+        if (options.own_kernels && !sm90_matmul_refusal().empty()) options.own_kernels = false;
         cublas_check(cublasLtCreate(&handle), "start");
     }
     ~Impl() {
@@ -68,6 +69,15 @@ struct Matmul::Impl {
     void take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
     cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
                             cudaStream_t stream) {
+        if (plan.own_width > 0) {
+            HopperMatmul problem = *plan.own;
+            problem.out = static_cast<bf16*>(d);
+            problem.in = static_cast<const bf16*>(b);
+            problem.weight = static_cast<const bf16*>(a);
+            if (problem.end == HopperMatmulEnd::add) problem.beside = static_cast<bf16*>(const_cast<void*>(c));
+            launch_hopper_matmul(problem, plan.own_width, std::max(1, multiprocessors() - left_free), stream);
+            return CUBLAS_STATUS_SUCCESS;
+        }
         const float alpha = 1.0f, beta = c != nullptr ? 1.0f : 0.0f;
         return cublasLtMatmul(handle, plan.desc, &alpha, a, plan.a, b, plan.b, &beta, c != nullptr ? c : d, plan.d, d,
                               plan.d, &plan.algorithm, workspace.data(), plan.workspace_bytes, stream);
@@ -115,6 +125,7 @@ MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, c
         create_layout(&plan.d, row.output, problem.d, plan.name);
         plan.result_bytes = static_cast<std::size_t>((problem.d.cols - 1) * problem.d.ld + problem.d.rows) *
                             (row.output == CUDA_R_32F ? 4 : 2);
+        if (options.own_kernels) plan.own = own_problem(problem);
         choose_algorithm(plan, problem);
     } catch (...) {
         plans.erase(place);
@@ -130,6 +141,16 @@ bool Matmul::Impl::take_given_algorithm(MatmulPlan& plan, const MatmulRow& row) 
     if (row.epilogue == CUBLASLT_EPILOGUE_BGRADB && found->second == MatmulAlgorithm{plan.name, {}, 0}) {
         plan.use = MatmulPlan::Use::apart;
         return true;
+    }
+    if (found->second.words[0] == own_kernel_word) {
+        const auto width = static_cast<int>(found->second.words[1]);
+        if (plan.own && std::ranges::find(hopper_matmul_widths, width) != hopper_matmul_widths.end()) {
+            plan.own_width = width;
+            return true;
+        }
+        refused.push_back(text(plan.name, ": no own kernel for it here"));
+        given.erase(found);
+        return false;
     }
     std::ranges::copy(found->second.words, plan.algorithm.data);
     cublasLtMatmulHeuristicResult_t result{};
@@ -180,10 +201,12 @@ void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& probl
     plan.algorithm = found[0].algo;
     plan.workspace_bytes = found[0].workspaceSize;
     // A single candidate is timed only where it may be slower than two operations.
-    if (most == 1 || (count == 1 && row.epilogue != CUBLASLT_EPILOGUE_BGRADB)) return;
+    if (most == 1 || (count == 1 && row.epilogue != CUBLASLT_EPILOGUE_BGRADB && !plan.own)) return;
     for (const cublasLtMatmulHeuristicResult_t& one : std::span(found).first(static_cast<std::size_t>(count))) {
         if (one.state == CUBLAS_STATUS_SUCCESS) plan.candidates.push_back({one.algo, one.workspaceSize});
     }
+    if (!plan.own) return;
+    for (int width : hopper_matmul_widths) plan.candidates.push_back({{}, 0, width});
 }
 
 double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t stream) const {
@@ -214,6 +237,7 @@ void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
     auto take = [&](const MatmulCandidate& candidate) {
         plan.algorithm = candidate.algorithm;
         plan.workspace_bytes = candidate.workspace_bytes;
+        plan.own_width = candidate.own_width;
     };
     const MatmulCandidate* fastest = &candidates[0];
     double least = std::numeric_limits<double>::infinity();
@@ -253,13 +277,17 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
     }
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    if (p.own) {
+        p.own->bias = static_cast<const bf16*>(bias);
+        p.own->beside = static_cast<bf16*>(const_cast<void*>(aux));
+    }
     just_timed = nullptr;
     const bool is_weight_gradient = row->transpose_b == CUBLAS_OP_T;   // no other row transposes B
     if (!p.candidates.empty() && (is_weight_gradient || !tries_weight_gradients_only)) {
         take_fastest(p, d, a, b, c, stream);
     }
     cublas_check(multiply(p, d, a, b, c, stream), p.name);
-    if (OperationTimer::watches(stream)) {
+    if (p.own_width == 0 && OperationTimer::watches(stream)) {   // own kernels are noted by launch()
         OperationTimer::note(stream, text("matmul, ", row->use, accumulate && another ? " + residual" : ""),
                              bytes_of(*row, am, bm, dm, accumulate));
     }
@@ -451,7 +479,11 @@ std::vector<MatmulAlgorithm> Matmul::algorithms() const {
         if (plan.use == MatmulPlan::Use::refused) continue;
         const bool apart = plan.use == MatmulPlan::Use::apart;
         MatmulAlgorithm algorithm{plan.name, {}, apart ? 0 : plan.workspace_bytes};
-        if (!apart) std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
+        if (plan.own_width > 0) {
+            algorithm.words = {own_kernel_word, static_cast<std::uint64_t>(plan.own_width)};
+        } else if (!apart) {
+            std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
+        }
         by_name[plan.name] = algorithm;
     }
     std::vector<MatmulAlgorithm> result;

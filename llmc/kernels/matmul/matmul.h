@@ -48,19 +48,28 @@ struct MatmulOptions {
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
     int tries = 1;
+    // Own kernels (matmul_hopper.h) are tried, too: on a device of sm_90 that passes sm90_matmul_refusal's check.
+    bool own_kernels = false;
     double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
     // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
 };
 
 // An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
-// machine: the text names the problem, the words are the raw cublasLtMatmulAlgo_t.
+// machine: the text names the problem, the words are the raw cublasLtMatmulAlgo_t; of an own kernel own_kernel_word and
+// its width.
 struct MatmulAlgorithm {
     std::string problem;
     std::array<std::uint64_t, 8> words;
     std::uint64_t workspace_bytes;
     bool operator==(const MatmulAlgorithm&) const = default;
 };
+
+inline constexpr std::uint64_t own_kernel_word = ~std::uint64_t{0};
+
+// Returns why the kernels of matmul_hopper.h cannot be used on the current device: another device, a build without
+// them, or a difference from cuBLASLt on a small problem; empty if they can.
+std::string sm90_matmul_refusal();
 
 // T: element type of activations and weights. G: of gradients of parameters; float, or bf16 where T is bf16.
 // Errors: Error(bug) when cuBLASLt refuses a call (the message names the problem), Error(no_device) when it cannot

@@ -1,6 +1,7 @@
 #include "llmc/kernels/matmul/matmul_plan.h"
 
 #include <algorithm>
+#include <limits>
 
 void cublas_check(cublasStatus_t status, const std::string& what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -39,6 +40,32 @@ std::string describe(const MatmulProblem& p, bool tf32) {
                                                       : std::string(" accumulated"),
                 one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment,
                 p.left_free > 0 ? text(" leaving ", p.left_free) : std::string());
+}
+
+std::optional<HopperMatmul> own_problem(const MatmulProblem& p) {
+    const MatmulRow& row = matmul_rows[p.row];
+    if (row.input != CUDA_R_16BF || row.output != CUDA_R_16BF || row.transpose_b != CUBLAS_OP_N) return std::nullopt;
+    HopperMatmul own{};
+    switch (row.epilogue) {
+        case CUBLASLT_EPILOGUE_DEFAULT:
+        case CUBLASLT_EPILOGUE_BIAS: own.end = p.accumulate ? HopperMatmulEnd::add : HopperMatmulEnd::plain; break;
+        case CUBLASLT_EPILOGUE_GELU_AUX:
+        case CUBLASLT_EPILOGUE_GELU_AUX_BIAS: own.end = HopperMatmulEnd::gelu; break;
+        case CUBLASLT_EPILOGUE_DGELU: own.end = HopperMatmulEnd::gelu_slope; break;
+        default: return std::nullopt;
+    }
+    const std::uint32_t least =
+        std::min({p.a.alignment, p.b.alignment, p.d.alignment, p.c_alignment, p.epilogue_alignment});
+    constexpr std::int64_t most = std::numeric_limits<int>::max();
+    if (least < 16 || std::max({p.d.rows, p.d.cols, p.b.rows}) > most) return std::nullopt;
+    own.transposed = row.transpose_a == CUBLAS_OP_N;
+    own.tokens = static_cast<int>(p.d.cols);
+    own.channels = static_cast<int>(p.d.rows);
+    own.depth = static_cast<int>(p.b.rows);
+    own.out_stride = p.d.ld;
+    own.in_stride = p.b.ld;
+    own.weight_stride = p.a.ld;
+    return hopper_matmul_takes(own) ? std::optional(own) : std::nullopt;
 }
 
 MatmulPlan::~MatmulPlan() {

@@ -5,11 +5,13 @@
 #include <cublasLt.h>
 
 #include <compare>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/base/check.h"
 #include "llmc/base/matmul_rows.h"
+#include "llmc/kernels/matmul/matmul_hopper.h"
 
 // Throws an Error where a call of cuBLASLt failed; `what`: the call in words.
 void cublas_check(cublasStatus_t status, const std::string& what);
@@ -42,9 +44,13 @@ struct MatmulProblem {
 
 std::string describe(const MatmulProblem& p, bool tf32);   // for messages
 
+// Returns the problem for the kernels of matmul_hopper.h, without its pointers, or nothing if they cannot compute it.
+std::optional<HopperMatmul> own_problem(const MatmulProblem& p);
+
 struct MatmulCandidate {
     cublasLtMatmulAlgo_t algorithm;
     std::size_t workspace_bytes;
+    int own_width = 0;   // above 0: not cuBLASLt's, but the kernel of matmul_hopper.h of this width
 };
 
 // Owns the descriptors of one problem and the algorithm chosen for it.
@@ -59,6 +65,9 @@ struct MatmulPlan {
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
     std::size_t workspace_bytes = 0, result_bytes = 0;
+    std::optional<HopperMatmul> own;   // the problem for own kernels, if they may be used; its pointers are the last
+                                       // call's bias and aux
+    int own_width = 0;                 // above 0: computed by the own kernel of this width
     std::vector<MatmulCandidate> candidates;   // to be timed, until the fastest is known
     double seconds = 0;                        // time of the fastest candidate
 

@@ -172,11 +172,15 @@ __device__ __forceinline__ std::uint32_t shared_offset(SharedAddress address) { 
     WGMMA_32                                                                                            \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_96                                                                                             \
+    WGMMA_64                                                                                                 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+    "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
 // Multiplies two operands in shared memory; overwrites d if not `accumulate`.
 template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false, int HALF_N>
 __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::uint64_t b, bool accumulate) {
-    static_assert(HALF_N == 16 || HALF_N == 32 || HALF_N == 64, "N is 32, 64 or 128");
+    static_assert(HALF_N == 16 || HALF_N == 32 || HALF_N == 64 || HALF_N == 96, "N is 32, 64, 128 or 192");
     if constexpr (HALF_N == 16) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -189,11 +193,17 @@ __device__ __forceinline__ void wgmma(float (&d)[HALF_N], std::uint64_t a, std::
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_32 "}, %32, %33, p, 1, 1, %35, %36;\n}"
             : WGMMA_D32(d, 0)
             : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
-    } else {
+    } else if constexpr (HALF_N == 64) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
             : WGMMA_D32(d, 0), WGMMA_D32(d, 32)
+            : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
+    } else {
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" WGMMA_96 "}, %96, %97, p, 1, 1, %99, %100;\n}"
+            : WGMMA_D32(d, 0), WGMMA_D32(d, 32), WGMMA_D32(d, 64)
             : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     }
 }

@@ -261,7 +261,7 @@ inline std::string wgmma_shared(Arena& arena, cudaStream_t stream) {
     for (auto check :
          {wgmma_of<false, false, false, 64>, wgmma_of<false, false, true, 64>, wgmma_of<false, true, false, 64>,
           wgmma_of<false, true, true, 128>, wgmma_of<false, false, false, 32>, wgmma_of<false, false, false, 128>,
-          wgmma_of<false, false, true, 128>})
+          wgmma_of<false, false, true, 128>, wgmma_of<false, false, false, 192>, wgmma_of<false, false, true, 192>})
         if (std::string difference = check(arena, stream); !difference.empty()) return difference;
     return "";
 }

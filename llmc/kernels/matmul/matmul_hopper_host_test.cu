@@ -1,0 +1,64 @@
+// Matmuls for sm_90a on the models of their instructions: right, and found wrong without any one.
+#include <algorithm>
+#include <vector>
+
+#include "llmc/cuda_on_cpu/checks/test_device.h"
+#include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
+#include "llmc/kernels/matmul/matmul_hopper.cuh"
+#include "llmc/kernels/matmul/matmul_hopper_testing.h"
+
+namespace {
+
+const char* const source = "matmul_hopper.cuh";
+
+// Makes a warp come last to all ends of products.
+struct SlowWarp {
+    explicit SlowWarp(int warp) { ptx_model::slow_warp = warp; }
+    ~SlowWarp() { ptx_model::slow_warp = -1; }
+};
+
+// Returns what a kernel does wrong on three tiles of one block, each deeper than the ring; empty if nothing.
+std::string mistake(HopperMatmulEnd end, int width, int slow_warp, int blocks = 1) {
+    host::TestDevice device(host::strict_checks());
+    const SlowWarp slow(slow_warp);
+    const bool transposed = end == HopperMatmulEnd::gelu_slope;
+    const HopperMatmulProblem problem({end, transposed, 260, width, 64 * 5, !transposed});
+    try {
+        return problem.difference(width, blocks);
+    } catch (const Error& error) {
+        return device->take_fault();
+    }
+}
+
+// Calls that can be left out and nothing is wrong.
+std::vector<host::CallSite> calls_that_do_not_show(HopperMatmulEnd end, int width) {
+    std::vector<host::CallSite> result;
+    const auto calls = host::calls_in(source, [&] { CHECK(mistake(end, width, -1) == ""); });
+    CHECK(calls.size() > 15);
+    for (const host::CallSite& call : calls) {
+        // threads that begin in another order show it: the stand-in tries that on the first launches of a shape
+        const int blocks = call.instruction == "__syncthreads" ? 2 : 1;
+        auto shows = [&](int slow_warp) {
+            return host::without(call, [&] { return mistake(end, width, slow_warp, blocks); }) != "";
+        };
+        if (!shows(-1) && !shows(7) && !shows(9)) result.push_back(call);
+    }
+    return result;
+}
+
+}   // namespace
+
+TEST_CASE("sm90: matmul: it is right, whichever warp is behind") {
+    for (int slow_warp : {-1, 4, 7, 9}) {
+        CHECK(mistake(HopperMatmulEnd::add, 192, slow_warp) == "");
+        CHECK(mistake(HopperMatmulEnd::gelu, 128, slow_warp) == "");
+    }
+}
+
+TEST_CASE("sm90: matmul: without any one of its instructions it is wrong for certain") {
+    CHECK(calls_that_do_not_show(HopperMatmulEnd::gelu, 192).empty());
+    // A kernel that reads `beside` waits for its last copies first, and the model lets the producer run meanwhile.
+    const std::vector<host::CallSite> hidden = calls_that_do_not_show(HopperMatmulEnd::gelu_slope, 192);
+    REQUIRE(hidden.size() == 1);
+    CHECK(hidden[0].instruction == "__syncthreads");
+}
