@@ -2,7 +2,6 @@
 #include "llmc/kernels/matmul/matmul.h"
 
 #include "dev/bench/operand.cuh"
-#include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/matmul/matmul_hopper.h"
 #include "llmc/model/config.h"
 #include "llmc/model/precision.h"
@@ -25,7 +24,7 @@ Work work_of(int M, const Layer& layer, double out_size, double in_size, double 
 
 // Measures the kernels for sm_90a, forward and for the gradient of the input, one width after the other.
 void measure_own(Bench& bench, const std::string& where, const Layer& layer, int M) {
-    if (sizeof(floatX) != 2 || loop_threads_may_be_one || !sm90_matmul_refusal().empty()) return;
+    if (sizeof(floatX) != 2 || !sm90_matmul_refusal().empty()) return;
     for (const bool gradient : {false, true}) {
         const bool gelu = gradient ? layer.from_gelu : layer.gelu;
         const int channels = gradient ? layer.K : layer.N, depth = gradient ? layer.N : layer.K;

@@ -54,7 +54,7 @@ void measure(Bench& bench, const StepSize& size) {
     options.B = size.B;
     options.T = size.T;
     options.matmul.tries = 0;   // as train_gpt does
-    options.matmul.own_kernels = !loop_threads_may_be_one;
+    options.matmul.own_kernels = OwnKernels::where_they_serve;
     TrainingStep step(size.model, options, timing->arena(), bench.stream());
     timing->measure_with_breakdown([&](int) {
         step.gradients();

@@ -274,6 +274,7 @@ std::string matmul_disagreement(cudaStream_t stream) {
 }
 
 std::string find_sm90_matmul_refusal() {
+    if (loop_threads_may_be_one) return "they are for GPUs";   // a CPU runs models of their instructions
     int device = 0, major = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

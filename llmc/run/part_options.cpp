@@ -5,7 +5,6 @@
 
 #include "llmc/base/refuse.h"
 #include "llmc/data/corpus_check.h"
-#include "llmc/kernels/launch.cuh"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
 
@@ -115,7 +114,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
     result.matmul.tries = options.matmul_tries;
-    result.matmul.own_kernels = !loop_threads_may_be_one;   // on a GPU
+    result.matmul.own_kernels = OwnKernels::where_they_serve;
     result.comm_sms = options.comm_sms;
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
     result.grad_dtype = options.grad_dtype;

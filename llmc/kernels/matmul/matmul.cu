@@ -55,7 +55,9 @@ struct Matmul::Impl {
         : options(o),
           workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(o) + waiting_bytes(o))) {
         if (options.tries == 0) options.tries = loop_threads_may_be_one ? 1 : 16;
-        if (options.own_kernels && !sm90_matmul_refusal().empty()) options.own_kernels = false;
+        if (options.own_kernels == OwnKernels::where_they_serve && !sm90_matmul_refusal().empty()) {
+            options.own_kernels = OwnKernels::never;
+        }
         cublas_check(cublasLtCreate(&handle), "start");
     }
     ~Impl() {
@@ -125,7 +127,7 @@ MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, c
         create_layout(&plan.d, row.output, problem.d, plan.name);
         plan.result_bytes = static_cast<std::size_t>((problem.d.cols - 1) * problem.d.ld + problem.d.rows) *
                             (row.output == CUDA_R_32F ? 4 : 2);
-        if (options.own_kernels) plan.own = own_problem(problem);
+        if (options.own_kernels != OwnKernels::never) plan.own = own_problem(problem);
         choose_algorithm(plan, problem);
     } catch (...) {
         plans.erase(place);

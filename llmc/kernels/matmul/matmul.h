@@ -41,6 +41,9 @@ struct MatmulShape {
     std::int64_t weight_stride = 0;   // row stride of weight and dweight (N,K)
 };
 
+// where_they_serve: on a device for which sm90_matmul_refusal is empty; always: for tests on models of instructions.
+enum class OwnKernels : std::uint8_t { never, where_they_serve, always };
+
 struct MatmulOptions {
     bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
     std::size_t workspace_bytes = std::size_t{32} << 20;   // recommended by cuBLAS for Hopper
@@ -48,8 +51,7 @@ struct MatmulOptions {
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
     int tries = 1;
-    // Own kernels (matmul_hopper.h) are tried, too: on a device of sm_90 that passes sm90_matmul_refusal's check.
-    bool own_kernels = false;
+    OwnKernels own_kernels = OwnKernels::never;   // whether kernels of matmul_hopper.h are among the tried
     double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
     // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
@@ -67,8 +69,8 @@ struct MatmulAlgorithm {
 
 inline constexpr std::uint64_t own_kernel_word = ~std::uint64_t{0};
 
-// Returns why the kernels of matmul_hopper.h cannot be used on the current device: another device, a build without
-// them, or a difference from cuBLASLt on a small problem; empty if they can.
+// Returns why the kernels of matmul_hopper.h are not used on the current device: another device, a build without them,
+// or a difference from cuBLASLt on a small problem; empty if they are.
 std::string sm90_matmul_refusal();
 
 // T: element type of activations and weights. G: of gradients of parameters; float, or bf16 where T is bf16.
