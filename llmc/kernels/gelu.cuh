@@ -27,17 +27,37 @@ void gelu_backward(Real* din, const Real* dout, const Real* in, std::int64_t n, 
 constexpr float kGeluScale = 1.5957691216f;   // 2 sqrt(2/pi)
 constexpr float kGeluCubic = 0.044715f;
 
+// True where 2^x is one instruction and precise enough: the constants of e^(-2u) are then multiplied into one
+// polynomial.
+template <class Real>
+constexpr bool kGeluByExp2 = exp2_is_an_instruction && !std::is_same_v<Real, float>;
+
+// Returns s = 1 / (1 + e^(-2u)).
+template <class Real>
+__device__ __forceinline__ float gelu_sigmoid(float x) {
+    if constexpr (kGeluByExp2<Real>) {
+        constexpr float linear = -kGeluScale * kLog2E, cubic = linear * kGeluCubic;
+        return __fdividef(1.0f, 1.0f + exp2_approximate(x * fmaf(x * x, cubic, linear)));
+    } else {
+        return sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
+    }
+}
+
 template <class Real>
 __device__ __forceinline__ float gelu_of(float x) {
-    return x * sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
+    return x * gelu_sigmoid<Real>(x);
 }
 
 // Returns gelu'(x) = s + x s (1 - s) 2u', with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 template <class Real>
 __device__ __forceinline__ float gelu_slope(float x) {
-    float s = sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
-    float slope_of_2u = kGeluScale * fmaf(3.0f * kGeluCubic * x, x, 1.0f);
-    return fmaf(x * slope_of_2u, s * (1.0f - s), s);
+    const float s = gelu_sigmoid<Real>(x);
+    if constexpr (kGeluByExp2<Real>) {
+        return fmaf(x * fmaf(x * x, 3.0f * kGeluScale * kGeluCubic, kGeluScale), fmaf(-s, s, s), s);
+    } else {
+        const float slope_of_2u = kGeluScale * fmaf(3.0f * kGeluCubic * x, x, 1.0f);
+        return fmaf(x * slope_of_2u, s * (1.0f - s), s);
+    }
 }
 
 template <class Real>

@@ -72,7 +72,9 @@ bool hopper_matmul_takes(const HopperMatmul& p) {
     auto aligned = [](const bf16* data, std::int64_t stride) {
         return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
     };
-    if (p.transposed ? p.end == HopperMatmulEnd::gelu : p.end == HopperMatmulEnd::gelu_slope) return false;
+    if (p.transposed ? p.end == HopperMatmulEnd::gelu || p.bias != nullptr : p.end == HopperMatmulEnd::gelu_slope) {
+        return false;
+    }
     return aligned(p.in, p.in_stride) && aligned(p.weight, p.weight_stride) && aligned(p.out, p.out_stride) &&
            aligned(p.beside, 0) && reinterpret_cast<std::uintptr_t>(p.bias) % 4 == 0 && p.channels % 8 == 0;
 }

@@ -151,7 +151,7 @@ struct HopperMatmulGroup {
 
     const HopperMatmulMaps& maps;
     const HopperMatmulSizes& sizes;
-    const bf16* bias;   // may be null
+    const bf16* bias;   // may be null, and is if TRANSPOSED
     unsigned char* shared;
     SharedAddress base;
     HopperMatmulBarriers<Tile> barriers;
@@ -219,11 +219,27 @@ struct HopperMatmulGroup {
         for (int panel = 0; panel < Tile::buffers; panel++) load_beside(place, panel);
     }
 
-    // Finishes a panel of 64 channels, from its sums to the copy into `out`.
+    // Returns the bias of the lane's eight pairs of channels in a panel.
+    __device__ __forceinline__ void load_bias(std::uint32_t (&pairs)[8], int first_channel) const {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int channel = first_channel + 8 * j + lane % 4 * 2;
+            pairs[j] = 0;
+            if (bias != nullptr && channel < sizes.channels) {
+                pairs[j] = *reinterpret_cast<const std::uint32_t*>(bias + channel);
+            }
+        }
+    }
+
+    // Finishes a panel of 64 channels, from its sums to the copy into `out`. Everything that is read comes before what
+    // is written, for a quarter of a panel at a time: compilers cannot know that neither changes the other, and would do one
+    // element after the other.
     template <int PANEL>
     __device__ __forceinline__ void finish(const HopperMatmulPlace& place) {
         constexpr int buffer = PANEL % Tile::buffers;
         constexpr bool two = END == HopperMatmulEnd::gelu;   // results; the first in buffer 0, the second in buffer 1
+        std::uint32_t shift[8];
+        if constexpr (!TRANSPOSED) load_bias(shift, place.channel + 64 * PANEL);
         if (thread == 0) {
             tma_store_wait();   // of the panel before
             if (reads_beside && PANEL > 0 && PANEL + 1 < Tile::panels) load_beside(place, PANEL + 1);
@@ -235,31 +251,36 @@ struct HopperMatmulGroup {
         }
         const int first_row = warp * 16 + lane / 4;
         unsigned char* const rows = shared + buffer_offset(two ? 0 : buffer) + first_row * 128 + lane % 4 * 4;
+        // Returns where the lane's pair of channels 8 j .. is, for rows 0, 8, 64 and 72 after its first.
+        auto pair_at = [&](int j, int part) {
+            return reinterpret_cast<std::uint32_t*>(rows + (part / 2 * 64 + part % 2 * 8) * 128 +
+                                                    (j ^ first_row % 8) * 16);
+        };
 #pragma unroll
-        for (int j = 0; j < 8; j++) {   // eight channels
-            const int channel = place.channel + 64 * PANEL + 8 * j + lane % 4 * 2;
-            std::uint32_t shift = 0;
-            if (bias != nullptr && channel < sizes.channels) {
-                shift = *reinterpret_cast<const std::uint32_t*>(bias + channel);
+        for (int j = 0; j < 8; j += 2) {
+            std::uint32_t before[2][4];
+            if constexpr (reads_beside) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) before[i / 4][i % 4] = *pair_at(j + i / 4, i % 4);
             }
 #pragma unroll
-            for (int part = 0; part < 4; part++) {   // rows 0, 8, 64 and 72 after the lane's first
-                const int i = 32 * PANEL + 4 * j + part % 2 * 2;
-                const float x = sums[part / 2][i] + low_bf16(shift), y = sums[part / 2][i + 1] + high_bf16(shift);
-                auto* const target = reinterpret_cast<std::uint32_t*>(rows + (part / 2 * 64 + part % 2 * 8) * 128 +
-                                                                      (j ^ first_row % 8) * 16);
-                if constexpr (END == HopperMatmulEnd::gelu) {
-                    const std::uint32_t rounded = pack_bf16(x, y);
-                    target[0] = rounded;
-                    target[Tile::panel_bytes / 4] =
-                        pack_bf16(gelu_of<bf16>(low_bf16(rounded)), gelu_of<bf16>(high_bf16(rounded)));
-                } else if constexpr (END == HopperMatmulEnd::add) {
-                    target[0] = pack_bf16(x + low_bf16(target[0]), y + high_bf16(target[0]));
-                } else if constexpr (END == HopperMatmulEnd::gelu_slope) {
-                    target[0] = pack_bf16(x * gelu_slope<bf16>(low_bf16(target[0])),
-                                          y * gelu_slope<bf16>(high_bf16(target[0])));
+            for (int i = 0; i < 8; i++) {
+                const int part = i % 4, sum = 32 * PANEL + 4 * (j + i / 4) + part % 2 * 2;
+                float x = sums[part / 2][sum], y = sums[part / 2][sum + 1];
+                if constexpr (!TRANSPOSED) x += low_bf16(shift[j + i / 4]), y += high_bf16(shift[j + i / 4]);
+                std::uint32_t* const target = pair_at(j + i / 4, part);
+                if constexpr (reads_beside) {
+                    const float bx = low_bf16(before[i / 4][part]), by = high_bf16(before[i / 4][part]);
+                    *target = END == HopperMatmulEnd::add
+                                  ? pack_bf16(x + bx, y + by)
+                                  : pack_bf16(x * gelu_slope<bf16>(bx), y * gelu_slope<bf16>(by));
                 } else {
-                    target[0] = pack_bf16(x, y);
+                    const std::uint32_t rounded = pack_bf16(x, y);
+                    *target = rounded;
+                    if constexpr (two) {
+                        target[Tile::panel_bytes / 4] =
+                            pack_bf16(gelu_of<bf16>(low_bf16(rounded)), gelu_of<bf16>(high_bf16(rounded)));
+                    }
                 }
             }
         }

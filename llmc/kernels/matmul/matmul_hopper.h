@@ -18,7 +18,7 @@ enum class HopperMatmulEnd : std::uint8_t {
 };
 
 // One matmul: out (tokens, channels) = end(in (tokens, depth) weight + bias). All in bf16, row-major, rows so many
-// elements apart as the strides say; `beside` has the layout of `out`. `bias` may be null.
+// elements apart as the strides say; `beside` has the layout of `out`. `bias` may be null, and is if `transposed`.
 struct HopperMatmul {
     HopperMatmulEnd end;
     bool transposed;   // weight is (depth, channels), as for the gradient of an input; else (channels, depth)

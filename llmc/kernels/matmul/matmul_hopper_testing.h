@@ -11,7 +11,7 @@ struct HopperMatmulCase {
     HopperMatmulEnd end;
     bool transposed;
     int tokens, channels, depth;
-    bool has_bias = true;
+    bool has_bias = true;   // false if transposed
     int gap = 0;
 };
 
