@@ -10,6 +10,7 @@
 #include "llmc/kernels/attention/attention_common.cuh"
 #include "llmc/kernels/attention/attention_mma.cuh"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
+#include "llmc/kernels/ptx/transpose_in_quad.cuh"
 
 // Tensor maps for a kernel's TMA copies: coordinates are channel, token, head, batch.
 struct HopperForwardMaps {
@@ -82,21 +83,6 @@ template <int HALF_N>
 __device__ __forceinline__ void pack_weights(std::uint32_t (&weights)[HALF_N / 8][4], const float (&scores)[HALF_N]) {
 #pragma unroll
     for (int i = 0; i < HALF_N; i += 2) weights[i / 8][i / 2 % 4] = pack_bf16(scores[i], scores[i + 1]);
-}
-
-// Transposes pieces in each group of four lanes: lane l gives its pieces[i] to lane i, which keeps it as pieces[l].
-__device__ __forceinline__ void transpose_in_quad(std::uint32_t (&pieces)[4]) {
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-        const bool high = (static_cast<int>(threadIdx.x) & bit) != 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & bit) continue;
-            const std::uint32_t other = __shfl_xor_sync(~0u, high ? pieces[i] : pieces[i | bit], bit);
-            pieces[i] = high ? other : pieces[i];
-            pieces[i | bit] = high ? pieces[i | bit] : other;
-        }
-    }
 }
 
 // Writes a warp's part of sums, times `factor`. `row` is the lane's first row, `channel` the warp's first channel; rows

@@ -21,13 +21,12 @@ std::size_t bytes_of(int rows, int columns, std::int64_t stride) {
 
 template <int COLUMNS, bool TRANSPOSED, HopperMatmulEnd END>
 void start(const HopperMatmul& p, int blocks, cudaStream_t stream) {
-    using Tile = HopperMatmulTile<COLUMNS>;
+    using Tile = HopperMatmulTile<COLUMNS, END>;
     const HopperMatmulSizes sizes{p.tokens, p.channels, p.depth};
     HopperMatmulMaps maps{};
     maps.in = map_of_matrix(p.in, p.tokens, p.depth, p.in_stride, Tile::rows);
     maps.weight = TRANSPOSED ? map_of_matrix(p.weight, p.depth, p.channels, p.weight_stride, Tile::depth)
                              : map_of_matrix(p.weight, p.channels, p.depth, p.weight_stride, Tile::columns);
-    maps.out = map_of_matrix(p.out, p.tokens, p.channels, p.out_stride, Tile::rows);
     const std::size_t out_bytes = bytes_of(p.tokens, p.channels, p.out_stride);
     const int tiles = hopper_matmul_tiles<Tile>(sizes);
     Launch where(dim3(static_cast<unsigned>(std::clamp(blocks, 1, tiles))), dim3(Tile::threads), Tile::shared_bytes,
@@ -38,11 +37,13 @@ void start(const HopperMatmul& p, int blocks, cudaStream_t stream) {
         .reads(p.bias, static_cast<std::size_t>(p.channels) * sizeof(bf16))
         .writes(p.out, out_bytes)
         .multiplies(2.0 * p.tokens * p.channels * p.depth);
-    if constexpr (END != HopperMatmulEnd::plain) {
+    if constexpr (Tile::reads_beside) {
         maps.beside = map_of_matrix(p.beside, p.tokens, p.channels, p.out_stride, Tile::rows);
-        END == HopperMatmulEnd::gelu ? where.writes(p.beside, out_bytes) : where.reads(p.beside, out_bytes);
+        where.reads(p.beside, out_bytes);
     }
-    launch(matmul_hopper<COLUMNS, TRANSPOSED, END>, where, maps, sizes, p.bias);
+    if constexpr (END == HopperMatmulEnd::gelu) where.writes(p.beside, out_bytes);
+    launch(matmul_hopper<COLUMNS, TRANSPOSED, END>, where, maps, sizes,
+           HopperMatmulResults{p.out, p.beside, p.out_stride, p.bias});
 }
 
 template <int COLUMNS>

@@ -9,7 +9,8 @@
 //     group 2                          | products of tile 1 | end of tile 1      | products of tile 3 ...
 //
 // cuBLASLt leaves the tensor cores idle at the end of each tile: at a depth of 768, as GPT-2 124M has, for a third of
-// the time where GELU follows. Every sum has a fixed order: two runs agree to the bit, on any number of
+// the time where GELU follows. Results go from registers to memory: copies from shared memory (TMA) would wait behind
+// those that fill the ring. Every sum has a fixed order: two runs agree to the bit, on any number of
 // multiprocessors.
 //
 // Source: V. Thakkar et al., CUTLASS 3, "KernelTmaWarpSpecializedPingpong".
@@ -24,10 +25,11 @@
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/matmul/matmul_hopper.h"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
+#include "llmc/kernels/ptx/transpose_in_quad.cuh"
 
-// Tensor maps for a kernel's copies. `beside` (tokens, channels): see HopperMatmulEnd.
+// Tensor maps for a kernel's copies. `beside` (tokens, channels) is for ends that read it.
 struct HopperMatmulMaps {
-    TensorMap in, weight, out, beside;
+    TensorMap in, weight, beside;
 };
 
 constexpr bool hopper_matmul_reads_beside(HopperMatmulEnd end) {
@@ -39,7 +41,15 @@ struct HopperMatmulSizes {
     int tokens, channels, depth;
 };
 
-template <int COLUMNS>
+// What a kernel reads and writes without copies of tiles.
+struct HopperMatmulResults {
+    bf16* out;        // rows `stride` apart
+    bf16* pre_gelu;   // `beside` of HopperMatmulEnd::gelu, likewise
+    std::int64_t stride;
+    const bf16* bias;   // (channels), may be null, and is for transposed weights
+};
+
+template <int COLUMNS, HopperMatmulEnd END>
 struct HopperMatmulTile {
     static_assert(COLUMNS == 128 || COLUMNS == 192);
     static constexpr int threads = 384, group_threads = 128, groups = 2;   // groups: computing groups only
@@ -48,14 +58,16 @@ struct HopperMatmulTile {
     static constexpr int in_bytes = rows * row_bytes, weight_bytes = columns * row_bytes;
     static constexpr int stage_bytes = in_bytes + weight_bytes;
     static constexpr int weight_panel = depth * row_bytes;   // 64 of the depth, 64 channels: MN-major weights only
-    static constexpr int panels = columns / 64;              // of results
+    static constexpr int panels = columns / 64;              // of results and of `beside`
     static constexpr int panel_bytes = rows * 128;
-    static constexpr int buffers = 2;   // panels of results that a group has in shared memory
-    static constexpr int barrier_bytes = 1024, most_shared_bytes = 227 * 1024;
-    static constexpr int stages = (most_shared_bytes - barrier_bytes - groups * buffers * panel_bytes) / stage_bytes;
-    static constexpr int results_offset = stages * stage_bytes;
-    static constexpr int barrier_offset = results_offset + groups * buffers * panel_bytes;
-    static constexpr int shared_bytes = barrier_offset + barrier_bytes;
+    static constexpr bool reads_beside = hopper_matmul_reads_beside(END);
+    static constexpr int group_beside_bytes = reads_beside ? panels * panel_bytes : 0;
+    static constexpr int rest_bytes = 2048, most_shared_bytes = 227 * 1024;   // rest: bias, barriers
+    static constexpr int stages = (most_shared_bytes - rest_bytes - groups * group_beside_bytes) / stage_bytes;
+    static constexpr int beside_offset = stages * stage_bytes;
+    static constexpr int bias_offset = beside_offset + groups * group_beside_bytes;
+    static constexpr int barrier_offset = bias_offset + groups * columns * 2;
+    static constexpr int shared_bytes = bias_offset + rest_bytes;
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 24, consumer_registers = 240;
     static_assert(group_threads * (producer_registers + groups * consumer_registers) <= threads * launch_registers);
@@ -67,17 +79,13 @@ struct HopperMatmulBarriers {
     SharedAddress first;
     __device__ SharedAddress full(int stage) const { return first + 8 * stage; }
     __device__ SharedAddress free(int stage) const { return first + 8 * (Tile::stages + stage); }
-    __device__ SharedAddress beside(int group, int buffer) const {
-        return first + 8 * (2 * Tile::stages + group * Tile::buffers + buffer);
-    }
-    __device__ void make(bool reads_beside) const {
+    __device__ SharedAddress beside(int group) const { return first + 8 * (2 * Tile::stages + group); }
+    __device__ void make() const {
         for (int stage = 0; stage < Tile::stages; stage++) {
             mbarrier_init(full(stage), 1);
             mbarrier_init(free(stage), 4);   // one lane of each warp of the group that reads it
         }
-        for (int i = 0; reads_beside && i < Tile::groups * Tile::buffers; i++) {
-            mbarrier_init(beside(i / Tile::buffers, i % Tile::buffers), 1);
-        }
+        for (int group = 0; Tile::reads_beside && group < Tile::groups; group++) mbarrier_init(beside(group), 1);
         mbarrier_init_fence();
     }
 };
@@ -147,35 +155,55 @@ __device__ __forceinline__ float high_bf16(std::uint32_t pair) { return __uint_a
 template <class Tile, bool TRANSPOSED, HopperMatmulEnd END>
 struct HopperMatmulGroup {
     static constexpr int turn_barrier = 1, group_barrier = 3;   // + group
-    static constexpr bool reads_beside = hopper_matmul_reads_beside(END);
 
     const HopperMatmulMaps& maps;
     const HopperMatmulSizes& sizes;
-    const bf16* bias;   // may be null, and is if TRANSPOSED
+    const HopperMatmulResults& results;
     unsigned char* shared;
     SharedAddress base;
     HopperMatmulBarriers<Tile> barriers;
     int group, lane, warp, thread;   // in the group
     HopperMatmulRing<Tile::stages> ring;
-    int beside_parity = 0;              // bit b: of buffer b
+    int beside_parity = 0;
     float sums[2][Tile::columns / 2];   // rows 0 to 63 and 64 to 127 of the tile
 
     __device__ __forceinline__ void take_turn() { named_barrier_sync(turn_barrier + group, 2 * Tile::group_threads); }
     __device__ __forceinline__ void pass_turn() {
         named_barrier_arrive(turn_barrier + 1 - group, 2 * Tile::group_threads);
     }
-    __device__ __forceinline__ void sync_group() { named_barrier_sync(group_barrier + group, Tile::group_threads); }
-    __device__ __forceinline__ int buffer_offset(int buffer) const {
-        return Tile::results_offset + (group * Tile::buffers + buffer) * Tile::panel_bytes;
-    }
     // Frees a stage: one lane of each warp tells the producer.
     __device__ __forceinline__ void free(int stage) {
         if (lane == 0) mbarrier_arrive(barriers.free(stage));
     }
+    __device__ __forceinline__ std::uint32_t* bias_of_group() const {   // of pairs of channels
+        return reinterpret_cast<std::uint32_t*>(shared + Tile::bias_offset) + group * (Tile::columns / 2);
+    }
+    __device__ __forceinline__ int beside_offset(int panel) const {
+        return Tile::beside_offset + group * Tile::group_beside_bytes + panel * Tile::panel_bytes;
+    }
 
-    // Computes all sums of a tile: in(128, depth) weight(depth, COLUMNS).
-    __device__ __forceinline__ void multiply(bool is_last) {
-        const int steps = (sizes.depth + Tile::depth - 1) / Tile::depth;
+    // Fetches what a tile's sums are finished with: its bias, and `beside`, whose copies run beside the products.
+    __device__ __forceinline__ void fetch(const HopperMatmulPlace& place) {
+        if (TRANSPOSED && !Tile::reads_beside) return;
+        named_barrier_sync(group_barrier + group, Tile::group_threads);   // all have read those of the last tile
+        if (Tile::reads_beside && thread == 0) {
+            mbarrier_arrive_expect(barriers.beside(group), Tile::group_beside_bytes);
+            for (int panel = 0; panel < Tile::panels; panel++) {
+                tma_load(base + beside_offset(panel), maps.beside, barriers.beside(group), place.channel + 64 * panel,
+                         place.token, 0, 0);
+            }
+        }
+        if (TRANSPOSED || thread >= Tile::columns / 2) return;
+        const int channel = place.channel + 2 * thread;
+        std::uint32_t pair = 0;
+        if (results.bias != nullptr && channel < sizes.channels) {
+            pair = *reinterpret_cast<const std::uint32_t*>(results.bias + channel);
+        }
+        bias_of_group()[thread] = pair;
+    }
+
+    // Computes the sums in(128, depth) weight(depth, COLUMNS) of a tile.
+    __device__ __forceinline__ void multiply(int steps, bool is_last) {
         take_turn();
         int before = 0;
         for (int step = 0; step < steps; step++) {
@@ -205,94 +233,56 @@ struct HopperMatmulGroup {
         free(before);
     }
 
-    // Starts the copy of a panel of `beside` into its buffer. One thread calls it.
-    __device__ __forceinline__ void load_beside(const HopperMatmulPlace& place, int panel) {
-        const int buffer = panel % Tile::buffers;
-        const SharedAddress full = barriers.beside(group, buffer);
-        mbarrier_arrive_expect(full, Tile::panel_bytes);
-        tma_load(base + buffer_offset(buffer), maps.beside, full, place.channel + 64 * panel, place.token, 0, 0);
-    }
-    // Starts the first copies of a tile's `beside`; they run beside the products.
-    __device__ __forceinline__ void begin(const HopperMatmulPlace& place) {
-        if (!reads_beside || thread != 0) return;
-        tma_store_wait();   // of the tile before: the buffers are free
-        for (int panel = 0; panel < Tile::buffers; panel++) load_beside(place, panel);
-    }
-
-    // Returns the bias of the lane's eight pairs of channels in a panel.
-    __device__ __forceinline__ void load_bias(std::uint32_t (&pairs)[8], int first_channel) const {
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const int channel = first_channel + 8 * j + lane % 4 * 2;
-            pairs[j] = 0;
-            if (bias != nullptr && channel < sizes.channels) {
-                pairs[j] = *reinterpret_cast<const std::uint32_t*>(bias + channel);
-            }
-        }
-    }
-
-    // Finishes a panel of 64 channels, from its sums to the copy into `out`. Everything that is read comes before what
-    // is written, for a quarter of a panel at a time: compilers cannot know that neither changes the other, and would do one
-    // element after the other.
+    // Finishes 64 channels of a tile, from the lane's sums to memory. Four lanes have eight channels of a row between
+    // them; they exchange their pairs, and each writes 16 bytes.
     template <int PANEL>
     __device__ __forceinline__ void finish(const HopperMatmulPlace& place) {
-        constexpr int buffer = PANEL % Tile::buffers;
-        constexpr bool two = END == HopperMatmulEnd::gelu;   // results; the first in buffer 0, the second in buffer 1
-        std::uint32_t shift[8];
-        if constexpr (!TRANSPOSED) load_bias(shift, place.channel + 64 * PANEL);
-        if (thread == 0) {
-            tma_store_wait();   // of the panel before
-            if (reads_beside && PANEL > 0 && PANEL + 1 < Tile::panels) load_beside(place, PANEL + 1);
-        }
-        sync_group();
-        if constexpr (reads_beside) {
-            mbarrier_wait(barriers.beside(group, buffer), beside_parity >> buffer & 1);
-            beside_parity ^= 1 << buffer;
-        }
-        const int first_row = warp * 16 + lane / 4;
-        unsigned char* const rows = shared + buffer_offset(two ? 0 : buffer) + first_row * 128 + lane % 4 * 4;
-        // Returns where the lane's pair of channels 8 j .. is, for rows 0, 8, 64 and 72 after its first.
-        auto pair_at = [&](int j, int part) {
-            return reinterpret_cast<std::uint32_t*>(rows + (part / 2 * 64 + part % 2 * 8) * 128 +
-                                                    (j ^ first_row % 8) * 16);
-        };
+        const int first_row = warp * 16 + lane / 4, first_channel = place.channel + 64 * PANEL;
+        const unsigned char* const beside = shared + beside_offset(PANEL) + first_row * 128 + lane % 4 * 4;
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            std::uint32_t before[2][4];
-            if constexpr (reads_beside) {
+        for (int j = 0; j < 8; j += 4) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) before[i / 4][i % 4] = *pair_at(j + i / 4, i % 4);
-            }
+            for (int part = 0; part < 4; part++) {   // rows 0, 8, 64 and 72 after the lane's first
+                const int further = part / 2 * 64 + part % 2 * 8;
+                std::uint32_t pairs[4], activated[4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int part = i % 4, sum = 32 * PANEL + 4 * (j + i / 4) + part % 2 * 2;
-                float x = sums[part / 2][sum], y = sums[part / 2][sum + 1];
-                if constexpr (!TRANSPOSED) x += low_bf16(shift[j + i / 4]), y += high_bf16(shift[j + i / 4]);
-                std::uint32_t* const target = pair_at(j + i / 4, part);
-                if constexpr (reads_beside) {
-                    const float bx = low_bf16(before[i / 4][part]), by = high_bf16(before[i / 4][part]);
-                    *target = END == HopperMatmulEnd::add
-                                  ? pack_bf16(x + bx, y + by)
-                                  : pack_bf16(x * gelu_slope<bf16>(bx), y * gelu_slope<bf16>(by));
-                } else {
-                    const std::uint32_t rounded = pack_bf16(x, y);
-                    *target = rounded;
-                    if constexpr (two) {
-                        target[Tile::panel_bytes / 4] =
-                            pack_bf16(gelu_of<bf16>(low_bf16(rounded)), gelu_of<bf16>(high_bf16(rounded)));
+                for (int i = 0; i < 4; i++) {
+                    const int sum = 32 * PANEL + 4 * (j + i) + part % 2 * 2;
+                    float x = sums[part / 2][sum], y = sums[part / 2][sum + 1];
+                    if constexpr (!TRANSPOSED) {
+                        const std::uint32_t shift = bias_of_group()[32 * PANEL + 4 * (j + i) + lane % 4];
+                        x += low_bf16(shift), y += high_bf16(shift);
                     }
+                    if constexpr (Tile::reads_beside) {
+                        const std::uint32_t other = *reinterpret_cast<const std::uint32_t*>(
+                            beside + further * 128 + ((j + i) ^ first_row % 8) * 16);
+                        const float bx = low_bf16(other), by = high_bf16(other);
+                        if constexpr (END == HopperMatmulEnd::add) {
+                            x += bx, y += by;
+                        } else {
+                            x *= gelu_slope<bf16>(bx), y *= gelu_slope<bf16>(by);
+                        }
+                    }
+                    pairs[i] = pack_bf16(x, y);
+                    if constexpr (END == HopperMatmulEnd::gelu) {
+                        activated[i] = pack_bf16(gelu_of<bf16>(low_bf16(pairs[i])), gelu_of<bf16>(high_bf16(pairs[i])));
+                    }
+                }
+                const int token = place.token + first_row + further, channel = first_channel + 8 * j + lane % 4 * 8;
+                const bool inside = token < sizes.tokens && channel < sizes.channels;
+                const std::int64_t at = token * results.stride + channel;
+                auto store = [&](bf16* to, std::uint32_t(&four)[4]) {
+                    transpose_in_quad(four);
+                    if (inside) *reinterpret_cast<uint4*>(to + at) = make_uint4(four[0], four[1], four[2], four[3]);
+                };
+                if constexpr (END == HopperMatmulEnd::gelu) {
+                    store(results.pre_gelu, pairs);
+                    store(results.out, activated);
+                } else {
+                    store(results.out, pairs);
                 }
             }
         }
-        fence_proxy_async(base + buffer_offset(two ? 0 : buffer), (two ? 2 : 1) * Tile::panel_bytes);
-        sync_group();
-        if (thread != 0) return;
-        const int channel = place.channel + 64 * PANEL;
-        if (channel < sizes.channels) {
-            if constexpr (two) tma_store(maps.beside, base + buffer_offset(0), channel, place.token, 0, 0);
-            tma_store(maps.out, base + buffer_offset(two ? 1 : buffer), channel, place.token, 0, 0);
-        }
-        tma_store_commit();
     }
 
     // Computes every second tile of the block, from its number `group` on.
@@ -305,27 +295,30 @@ struct HopperMatmulGroup {
         }
         for (int tile = static_cast<int>(blockIdx.x) + group * blocks; tile < tiles; tile += 2 * blocks) {
             const HopperMatmulPlace place = hopper_matmul_place<Tile>(tile, sizes);
-            begin(place);
-            multiply(tile + blocks >= tiles);
+            fetch(place);
+            multiply(steps, tile + blocks >= tiles);
             ring.skip(steps);   // the other group's tile
+            if constexpr (Tile::reads_beside) {
+                mbarrier_wait(barriers.beside(group), beside_parity);
+                beside_parity ^= 1;
+            }
             finish<0>(place);
             finish<1>(place);
             if constexpr (Tile::panels > 2) finish<2>(place);
         }
-        if (thread == 0) tma_store_wait();
     }
 };
 
 template <int COLUMNS, bool TRANSPOSED, HopperMatmulEnd END>
 __device__ __forceinline__ void hopper_matmul(const HopperMatmulMaps& maps, const HopperMatmulSizes& sizes,
-                                              const bf16* bias) {
-    using Tile = HopperMatmulTile<COLUMNS>;
+                                              const HopperMatmulResults& results) {
+    using Tile = HopperMatmulTile<COLUMNS, END>;
     DYNAMIC_SHARED(unsigned char, shared);
     const SharedAddress base = shared_address(shared);
     const HopperMatmulBarriers<Tile> barriers{base + Tile::barrier_offset};
     // A value from one lane tells the compiler that it is equal in the whole warp.
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
-    if (threadIdx.x == 0) barriers.make(hopper_matmul_reads_beside(END));
+    if (threadIdx.x == 0) barriers.make();
     __syncthreads();
     if (group < 0) {
         registers_fewer<Tile::producer_registers>();
@@ -334,15 +327,15 @@ __device__ __forceinline__ void hopper_matmul(const HopperMatmulMaps& maps, cons
     }
     registers_more<Tile::consumer_registers>();
     const int thread = static_cast<int>(threadIdx.x) % Tile::group_threads;
-    HopperMatmulGroup<Tile, TRANSPOSED, END> consumer{maps,        sizes,       bias,   shared, base, barriers, group,
-                                                      thread % 32, thread / 32, thread, {},     0,    {}};
+    HopperMatmulGroup<Tile, TRANSPOSED, END> consumer{maps,        sizes,       results, shared, base, barriers, group,
+                                                      thread % 32, thread / 32, thread,  {},     0,    {}};
     consumer.run();
 }
 
 // TRANSPOSED: `weight` is (depth, channels), as for gradients of inputs; else (channels, depth). Grid: any number of
-// blocks up to the number of tiles. Maps' boxes: in 128 rows, weight COLUMNS rows (64 if TRANSPOSED), results 128 rows.
+// blocks up to the number of tiles. Maps' boxes: in 128 rows, weight COLUMNS rows (64 if TRANSPOSED), beside 128 rows.
 template <int COLUMNS, bool TRANSPOSED, HopperMatmulEnd END>
-__global__ void __launch_bounds__(HopperMatmulTile<COLUMNS>::threads, 1)
-    matmul_hopper(const __grid_constant__ HopperMatmulMaps maps, HopperMatmulSizes sizes, const bf16* bias) {
-    if constexpr (hopper_instructions) hopper_matmul<COLUMNS, TRANSPOSED, END>(maps, sizes, bias);
+__global__ void __launch_bounds__(HopperMatmulTile<COLUMNS, END>::threads, 1)
+    matmul_hopper(const __grid_constant__ HopperMatmulMaps maps, HopperMatmulSizes sizes, HopperMatmulResults results) {
+    if constexpr (hopper_instructions) hopper_matmul<COLUMNS, TRANSPOSED, END>(maps, sizes, results);
 }
