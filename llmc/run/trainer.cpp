@@ -14,6 +14,7 @@ Trainer::Trainer(const TrainerParts& parts)
       learning_rates_{options_.schedule,      options_.lr,         options_.warmup, parts.max_steps,
                       options_.final_lr_frac, options_.decay_steps},
       batch_(parts_),
+      outliers_(parts_, batch_),
       agreement_(parts.arena, parts.groups.everyone(), parts.world, parts.signals, parts.step.stage().stream()),
       reporter_(parts_),
       matmul_choices_(parts.step.stage().matmul(), agreement_),
@@ -27,8 +28,7 @@ Trainer::Trainer(const TrainerParts& parts)
 
 void Trainer::restore(const RunState& state) {
     batch_.seek(state.loader);
-    loss_outliers_.restore(state.loss_outliers);
-    norm_outliers_.restore(state.norm_outliers);
+    outliers_.restore(state);
     step_ = state.step;
     keeper_.went_back_to(step_);
     next_ = state.next;
@@ -95,11 +95,11 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
     const float lr = learning_rate(learning_rates_, step_) *
                      lr_factor(options_.lr_scaling, batch_.tokens(), options_.tokens_of_lr());
-    const bool host_decides = options_.skip_loss_z > 0 || options_.skip_norm_z > 0;   // decides if the update runs
+    const bool host_decides = outliers_.skips_updates();
     if (!host_decides) parts_.step.update(step_, lr);
     batch_.read_ahead();
     const StepResult result = parts_.step.result();   // the host waits here
-    const bool outlier = is_outlier(result);
+    const bool outlier = outliers_.is_outlier(result);
     if (host_decides) {
         if (outlier) {
             parts_.step.skip_update(step_);
@@ -112,7 +112,7 @@ void Trainer::train_step() {
     if (parts_.world) parts_.world->has_waited();
     reporter_.step_ends(start);
     examine(result);   // may read the samples again
-    reporter_.report(batch_, result, z_, lr);
+    reporter_.report(batch_, result, outliers_.scores(), lr);
     batch_.end_step();
     if (options_.check_replicas > 0 && step_ % options_.check_replicas == 0) {
         check_replicas(step_, tensors_of(parts_.step), parts_.step.stage().stream(), agreement_);
@@ -189,8 +189,7 @@ RunState Trainer::state_now(AfterStep next) const {
     state.seed = options_.seed;
     state.loader = batch_.loader();
     state.windows = parts_.train_tokens.windows();
-    state.loss_outliers = loss_outliers_.state();
-    state.norm_outliers = norm_outliers_.state();
+    outliers_.save_to(state);
     state.attention = parts_.step.stage().attention().kind();
     state.next = next;
     state.bad_steps = bad_steps_;
@@ -258,26 +257,6 @@ void Trainer::examine(const StepResult& result) {
     }
     parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,
                        static_cast<double>(result.loss), static_cast<double>(result.grad_norm), where.c_str());
-}
-
-// Adds loss and norm to the windows of past values; returns true if one is too far above them.
-bool Trainer::is_outlier(const StepResult& result) {
-    const bool applies_none = options_.staleness > 0 && result.grad_norm == 0;
-    z_ = {loss_outliers_.update(result.loss), norm_outliers_.update(applies_none ? NAN : result.grad_norm)};
-    bool outlier = false;
-    auto check = [&](const char* what, const char* flag, double z, float limit) {
-        if (limit <= 0 || !(z > limit)) return;   // NaN: no score yet
-        const std::string read = options_.staleness > 0 ? "the step that made the gradients read"
-                                                        : text("it read: ", batch_.names_of_samples());
-        parts_.log.warning(
-            "step %d: the %s's z-score %.2f is above %s %g: update skipped\n"
-            "  `train_gpt data --samples %d` with the run's options shows what %s",
-            step_, what, z, flag, static_cast<double>(limit), step_ - options_.staleness, read.c_str());
-        outlier = true;
-    };
-    check("loss", "--skip-loss-z", z_.loss, options_.skip_loss_z);
-    check("gradient norm", "--skip-norm-z", z_.norm, options_.skip_norm_z);
-    return outlier;
 }
 
 // Goes back to the last good checkpoint, with the loader past the samples since. Collective: every rank has seen the

@@ -17,10 +17,10 @@
 
 #include "llmc/run/evaluation/validation.h"
 #include "llmc/run/loop/checkpoint_keeper.h"
+#include "llmc/run/loop/outlier_watch.h"
 #include "llmc/run/loop/step_batch.h"
 #include "llmc/run/loop/step_reporter.h"
 #include "llmc/run/loop/trainer_parts.h"
-#include "llmc/run/stopping/guard.h"
 
 enum class RunEnd {
     finished,         // all steps done
@@ -63,7 +63,6 @@ private:
     void choose_algorithms();
     void settle_first_step();
     void examine(const StepResult& result);
-    bool is_outlier(const StepResult& result);
     bool rewind();   // false: went back to this checkpoint too often
     RunState state_now(AfterStep next) const;
     RunEnd end_at_signal();
@@ -77,13 +76,12 @@ private:
     std::optional<double> best_val_loss_;
     AfterStep next_ = AfterStep::validation;   // the first work after the step that is not done
     StepBatch batch_;
+    OutlierWatch outliers_;
     Agreement agreement_;
     StepReporter reporter_;
     SharedMatmulChoices matmul_choices_;
     CheckpointKeeper keeper_;
     std::optional<Validation> validation_;
-    OutlierDetector loss_outliers_, norm_outliers_;
-    ZScores z_;                          // scores of the last step
     std::optional<StepResult> spike_;    // the last step, if the run must go back from it
     int rewound_to_ = 0, rewinds_ = 0;   // last checkpoint gone back to, and how often
 };
