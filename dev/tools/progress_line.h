@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "llmc/data/corpus.h"
+#include "llmc/data/corpus/corpus.h"
 #include "llmc/tokenizer/bpe/bpe_train.h"
 
 // One line on standard error: rewritten in place on a terminal, a few times a minute elsewhere.

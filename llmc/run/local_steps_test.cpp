@@ -6,7 +6,7 @@
 #include <memory>
 #include <set>
 
-#include "llmc/base/flip_bit_testing.h"
+#include "llmc/run/flip_bit_testing.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/trainee_testing.h"
 

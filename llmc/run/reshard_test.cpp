@@ -14,7 +14,6 @@
 #include <optional>
 #include <set>
 
-#include "llmc/base/flip_bit_testing.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
@@ -25,6 +24,7 @@
 #include "llmc/model/families/weight_source.h"
 #include "llmc/model/field_values_testing.h"
 #include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/flip_bit_testing.h"
 #include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/training_state.h"

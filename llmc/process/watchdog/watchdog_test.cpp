@@ -1,5 +1,5 @@
 // The watchdog: ranks are threads here, those that are lost are processes of their own.
-#include "llmc/process/watchdog.h"
+#include "llmc/process/watchdog/watchdog.h"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 #include "llmc/process/free_port_testing.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/process/sockets.h"
-#include "llmc/process/watchdog_ends_testing.h"
+#include "llmc/process/watchdog/watchdog_ends_testing.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "llmc/io/temporary_folder_testing.h"
-#include "llmc/process/watchdog.h"
+#include "llmc/process/watchdog/watchdog.h"
 
 // Returns options whose only limits are those that a test sets: a rank that gets no processor for a while is not taken
 // for lost.

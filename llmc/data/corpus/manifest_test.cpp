@@ -1,4 +1,4 @@
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/manifest.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "llmc/data/corpus.h"
+#include "llmc/data/corpus/corpus.h"
 
 #include <algorithm>
 #include <filesystem>

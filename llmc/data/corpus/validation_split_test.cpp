@@ -6,7 +6,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
-#include "llmc/data/corpus.h"
+#include "llmc/data/corpus/corpus.h"
 #include "llmc/data/inspect.h"
 #include "llmc/io/temporary_folder_testing.h"
 

@@ -9,7 +9,7 @@
 
 #include "llmc/process/free_port_testing.h"
 #include "llmc/process/joining.h"
-#include "llmc/process/watchdog_ends_testing.h"
+#include "llmc/process/watchdog/watchdog_ends_testing.h"
 
 namespace {
 

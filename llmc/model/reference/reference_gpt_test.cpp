@@ -1,11 +1,11 @@
 // The double-precision model against central differences of its own loss, and against the independent implementation's
 // golden data (dev/reference/).
-#include "llmc/model/reference_gpt_testing.h"
+#include "llmc/model/reference/reference_gpt_testing.h"
 
 #include <doctest/doctest.h>
 
 #include "llmc/base/rng.h"
-#include "llmc/model/golden_gpt_testing.h"
+#include "llmc/model/reference/golden_gpt_testing.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/data/shard_writer.h"
+#include "llmc/data/corpus/shard_writer.h"
 #include "llmc/tokenizer/input.h"
 
 inline constexpr const char* seen_file_name = "tokenize.seen";

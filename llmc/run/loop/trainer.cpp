@@ -1,11 +1,11 @@
-#include "llmc/run/trainer.h"
+#include "llmc/run/loop/trainer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "llmc/base/printable.h"
-#include "llmc/run/step_trace.h"
+#include "llmc/run/loop/step_trace.h"
 #include "llmc/run/stopping/health.h"
 
 Trainer::Trainer(const TrainerParts& parts)

@@ -7,7 +7,7 @@
 
 #include "llmc/base/ensure.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/model/reference_gpt_testing.h"
+#include "llmc/model/reference/reference_gpt_testing.h"
 
 struct GoldenGpt {
     ModelConfig config;

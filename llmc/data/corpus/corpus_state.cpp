@@ -1,4 +1,4 @@
-#include "llmc/data/corpus_state.h"
+#include "llmc/data/corpus/corpus_state.h"
 
 #include <stdexcept>
 #include <utility>

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/data/corpus_state.h"
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/corpus_state.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/tokenizer/input.h"
 #include "llmc/tokenizer/tokenizer.h"
 

@@ -1,4 +1,4 @@
-#include "llmc/process/watchdog.h"
+#include "llmc/process/watchdog/watchdog.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -14,8 +14,8 @@
 #include "llmc/base/printable.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
-#include "llmc/process/heartbeat.h"
 #include "llmc/process/joining.h"
+#include "llmc/process/watchdog/heartbeat.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "llmc/process/heartbeat.h"
+#include "llmc/process/watchdog/heartbeat.h"
 
 #include <sstream>
 

@@ -1,4 +1,4 @@
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus_check.h"
 
 #include <algorithm>
 #include <filesystem>

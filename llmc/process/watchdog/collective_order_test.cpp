@@ -1,4 +1,4 @@
-#include "llmc/process/collective_order.h"
+#include "llmc/process/watchdog/collective_order.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "llmc/data/shard_writer.h"
+#include "llmc/data/corpus/shard_writer.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "llmc/base/error.h"
-#include "llmc/data/corpus.h"
+#include "llmc/data/corpus/corpus.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "llmc/model/parameters/param_table.h"
-#include "llmc/model/reference_layers_testing.h"
+#include "llmc/model/reference/reference_layers_testing.h"
 
 // A model of Llama's kind: RMSNorm, rotary positions, SwiGLU, no biases; groups of heads share keys and values.
 inline ModelConfig llama_like(ModelConfig config, std::int64_t kv_heads) {

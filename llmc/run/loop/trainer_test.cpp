@@ -23,10 +23,10 @@
 #include "llmc/io/throttled_files_testing.h"
 #include "llmc/model/download_testing.h"
 #include "llmc/run/choices/matmul_choices.h"
+#include "llmc/run/loop/trainer.h"
 #include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/telling_files_testing.h"
-#include "llmc/run/trainer.h"
 
 // Defined by the stand-in, null on a GPU: there the words of algorithms are the library's secret, and an allocation
 // takes whole granules, beside which a tiny model is nothing.

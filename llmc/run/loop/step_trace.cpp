@@ -1,4 +1,4 @@
-#include "llmc/run/step_trace.h"
+#include "llmc/run/loop/step_trace.h"
 
 #include <span>
 
