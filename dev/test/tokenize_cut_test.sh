@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tokenize on ten compressed sources: killed twenty times, its shards are the bytes of an undisturbed call; what comes from
-# each source is told; its throughput beside that of one plain file. llmc/data/corpus_cut_test.cpp cuts it between any
+# each source is told; its throughput beside that of one plain file. llmc/data/corpus/corpus_cut_test.cpp cuts it between any
 # two batches.
 source "$(dirname "$0")/common.sh"
 needs "$tokenize"

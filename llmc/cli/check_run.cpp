@@ -22,10 +22,10 @@
 #include "llmc/process/value_bytes.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/loop/step_trace.h"
+#include "llmc/run/loop/trainer.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
-#include "llmc/run/step_trace.h"
-#include "llmc/run/trainer.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_file.h"
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus_check.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/evaluation/validation.h"

@@ -28,8 +28,8 @@
 
 #include "dev/test/fuzz/parsers.h"
 #include "llmc/base/log.h"
-#include "llmc/data/corpus.h"
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus.h"
+#include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/inspect.h"
 #include "llmc/io/temporary_folder_testing.h"
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/io/file.h"
 
 namespace fs = std::filesystem;

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/base/error.h"
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/data/mixture.h"
 #include "llmc/io/temporary_folder_testing.h"
 

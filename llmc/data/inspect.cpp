@@ -8,7 +8,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/data/token_file.h"
 #include "llmc/tokenizer/tokenizer.h"
 

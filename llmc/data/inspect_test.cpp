@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "llmc/base/error.h"
-#include "llmc/data/corpus.h"
+#include "llmc/data/corpus/corpus.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"

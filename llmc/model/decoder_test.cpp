@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "llmc/base/stream.h"
-#include "llmc/model/golden_gpt_testing.h"
 #include "llmc/model/parameters/weights.h"
-#include "llmc/model/reference_gpt_testing.h"
+#include "llmc/model/reference/golden_gpt_testing.h"
+#include "llmc/model/reference/reference_gpt_testing.h"
 
 namespace {
 

@@ -31,7 +31,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/stream.h"
-#include "llmc/process/collective_order.h"
+#include "llmc/process/watchdog/collective_order.h"
 
 void nccl_check(ncclResult_t status, const char* call, const char* file, int line);
 #define NCCL_CHECK(call) nccl_check((call), #call, __FILE__, __LINE__)

@@ -17,7 +17,7 @@
 #include "llmc/mesh/mesh.h"
 #include "llmc/process/comm.h"
 #include "llmc/process/startup.h"
-#include "llmc/process/watchdog.h"
+#include "llmc/process/watchdog/watchdog.h"
 
 struct WorldOptions {
     StartupOptions startup;

@@ -1,17 +1,27 @@
 // Local steps: replicas that train by themselves and move together, against single processes averaged by hand; what all
 // must decide alike; what a checkpoint restores; what travels.
-#include "llmc/run/local_steps_testing.h"
-
 #include <doctest/doctest.h>
 
 #include <map>
 #include <memory>
 #include <set>
 
-#include "llmc/run/save_training_state_testing.h"
+#include "llmc/run/flip_bit_testing.h"
 #include "llmc/run/stopping/health.h"
+#include "llmc/run/trainee_testing.h"
 
-using namespace local_steps_testing;
+using namespace trainee_testing;
+
+namespace {
+
+OptimizerOptions local_steps(int every, float lr = 0.7f, float momentum = 0.9f) {
+    OptimizerOptions how = options();
+    how.local = {every, lr, momentum};
+    return how;
+}
+MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
+
+}   // namespace
 
 TEST_CASE("local steps: three at a time of two and of three replicas are single processes averaged by hand") {
     constexpr double lr = 0.7f, momentum = 0.9f;
@@ -30,7 +40,7 @@ TEST_CASE("local steps: three at a time of two and of three replicas are single 
                 double loss = 0, squares = 0;
                 for (int k = 0; k < R; k++) {
                     Trainee& one = *alone[static_cast<std::size_t>(k)];
-                    one.gradients(step, false, k);
+                    one.gradients(step, {.rank = k});
                     one.step.update(step, one.how.lr);
                     const StepResult of_one = one.step.result();
                     loss += of_one.loss / R, squares += static_cast<double>(of_one.grad_norm) * of_one.grad_norm / R;
@@ -87,7 +97,7 @@ TEST_CASE("local steps: an update that one replica cannot make is skipped by all
             own.train(1);
             const Floats before = own.values(), moments = own.values("m");
             for (const int step : {2, 3}) {
-                own.gradients(step, me.rank() == me.ranks() - 1);
+                own.gradients(step, {.huge = me.rank() == me.ranks() - 1});
                 own.step.update(step, own.how.lr);
                 const StepResult result = own.step.result();
                 me.require(!std::isfinite(result.grad_norm) && std::isfinite(result.loss), "step ", step, ": loss ",
@@ -200,37 +210,17 @@ TEST_CASE("local steps: --check-replicas lets replicas differ between moves, and
             me.require(before.empty(), before);
             if (me.rank() == flip.rank) {
                 const std::string name = flip.state;
-                char* const at = name.empty()
-                                     ? reinterpret_cast<char*>(own.stage.parameters().tensor("ln_f.weight"))
-                                     : reinterpret_cast<char*>(own.step.optimizer().state(name).tensor("ln_f.weight"));
-                char byte = 0;
-                CUDA_CHECK(cudaMemcpyAsync(&byte, at, 1, cudaMemcpyDeviceToHost, me.stream));
-                CUDA_CHECK(cudaStreamSynchronize(me.stream));
-                byte ^= 1;
-                CUDA_CHECK(cudaMemcpyAsync(at, &byte, 1, cudaMemcpyHostToDevice, me.stream));
-                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+                if (name.empty()) {
+                    flip_bit(own.stage.parameters().tensor("ln_f.weight"), me.stream);
+                } else {
+                    flip_bit(own.step.optimizer().state(name).tensor("ln_f.weight"), me.stream);
+                }
             }
             const std::string found = differs();
             me.require(found.starts_with(flip.expected), "found: ", found);
         });
     }
 }
-
-namespace {
-
-void save(TestRank& me, Trainee& own, const std::string& folder, int step) {
-    const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
-    RunState state;
-    state.step = step;
-    save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
-                        {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
-}
-void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
-    load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step), own.stream,
-                        OptimizerKind::adamw, reset);
-}
-
-}   // namespace
 
 TEST_CASE("local steps: 2 replicas resumed by 4, and these by 2: whom a checkpoint lacks begins as the first") {
     const SharedFolder folder;

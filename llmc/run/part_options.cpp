@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "llmc/base/refuse.h"
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus_check.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
 

@@ -24,6 +24,7 @@
 #include "llmc/model/families/weight_source.h"
 #include "llmc/model/field_values_testing.h"
 #include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/flip_bit_testing.h"
 #include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
 #include "llmc/run/training_state.h"
@@ -612,15 +613,9 @@ TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the
                 const ModelState<floatX>& state = rank.state.tensors().parameters;
                 const ParamTable& table = state.storage().table();
                 const bool first_stage_only = flip.c.mesh.pp > 1;
-                char* const at = reinterpret_cast<char*>(first_stage_only ? state.tensor("wte.weight")
-                                                                          : state.tensor("ln_1.weight", 1));
+                floatX* const at = first_stage_only ? state.tensor("wte.weight") : state.tensor("ln_1.weight", 1);
                 me.require(at != nullptr && table.size() > 0, "it holds no such tensor");
-                char byte = 0;
-                CUDA_CHECK(cudaMemcpyAsync(&byte, at, 1, cudaMemcpyDeviceToHost, me.stream));
-                CUDA_CHECK(cudaStreamSynchronize(me.stream));
-                byte ^= 1;
-                CUDA_CHECK(cudaMemcpyAsync(at, &byte, 1, cudaMemcpyHostToDevice, me.stream));
-                CUDA_CHECK(cudaStreamSynchronize(me.stream));
+                flip_bit(at, me.stream);
             }
             const std::string found = differs();
             me.require(flip.expected.empty() ? found.empty() : found.starts_with(flip.expected), "found: ", found);

@@ -6,7 +6,7 @@
 
 #include "llmc/base/refuse.h"
 #include "llmc/checkpoint/model_file.h"
-#include "llmc/data/corpus_check.h"
+#include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/data_files.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"

@@ -1,8 +1,8 @@
 // Finds and checks all inputs of a run before anything is put on the device: the tokenizer beside the data, the
 // weights, the model, the checkpoint to continue from, the token files, the number of steps.
 //
-// Afterwards data, tokenizer and model belong together (llmc/data/corpus_check.h), a fresh run is not in a folder with
-// another run's checkpoints, and all ranks continue from the same checkpoint.
+// Afterwards data, tokenizer and model belong together (llmc/data/corpus/corpus_check.h), a fresh run is not in a
+// folder with another run's checkpoints, and all ranks continue from the same checkpoint.
 #pragma once
 
 #include <filesystem>

@@ -8,8 +8,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/printable.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/data/data_files.h"
-#include "llmc/data/manifest.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/hash.h"
 

@@ -5,124 +5,19 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/base/rng.h"
-#include "llmc/model/download_testing.h"
-#include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/save_training_state_testing.h"
-#include "llmc/run/step.h"
 #include "llmc/run/stopping/health.h"
+#include "llmc/run/trainee_testing.h"
+
+using namespace trainee_testing;
 
 namespace {
 
-constexpr int B = 2, T = 16, vocab = 61;
-using Floats = std::vector<float>;
-
-ModelConfig model() { return custom_model_config(2, 2, 32, T, vocab); }
-
 OptimizerOptions late(int staleness = 1) {
-    OptimizerOptions how;
-    how.grad_clip = 0.5f;   // these models' norms are above it
-    how.eps = 1e-3f;
+    OptimizerOptions how = options();
     how.staleness = staleness;
     return how;
 }
-
-// One rank's model and optimizer; alone without a world.
-struct Trainee {
-    OptimizerOptions how;
-    TrainingGroups groups;
-    cudaStream_t stream;
-    Stage stage;
-    Step step;
-
-    Trainee(const OptimizerOptions& its_how, Arena& arena, cudaStream_t its_stream, World* world = nullptr,
-            int zero = 0)
-        : how(its_how),
-          groups(world ? training_groups(*world, model(), 1) : TrainingGroups{}),
-          stream(its_stream),
-          stage(model(), options(world, zero), arena, stream),
-          step((initialize_parameters(stage.parameters(), 1, stream), stage), how, arena, groups) {}
-
-    // Makes the gradients of a step: of this rank's samples, or of those of the first `micro_batches` ranks. `huge`: so
-    // large that no float holds their norm, though the loss is finite.
-    void gradients(int number, int micro_batches = 1, bool huge = false) {
-        auto read = [&](int micro_batch, const MicroBatch& to) {
-            for (std::size_t i = 0; i < to.tokens.size(); i++) {
-                to.tokens[i] = 1, to.targets[i] = 2;   // whose gradients add up
-                if (huge) continue;
-                const std::uint64_t rank = static_cast<std::uint64_t>(stage.data_rank() + micro_batch);
-                const std::uint64_t key =
-                    mix64(static_cast<std::uint64_t>(number) * 1000003 + i + rank * to.tokens.size());
-                to.tokens[i] = static_cast<std::int32_t>(key % vocab);
-                to.targets[i] = static_cast<std::int32_t>((key >> 32) % vocab);
-            }
-        };
-        const float mean = 1.0f / static_cast<float>(stage.tokens() * stage.data_ranks() * micro_batches);
-        step.gradients(one_stage_schedule(micro_batches), read, huge ? 1e36f : mean);
-    }
-    StepResult train(int number, bool huge = false) {
-        gradients(number, 1, huge);
-        step.update(number, how.lr);
-        return step.result();
-    }
-
-    // What this rank owns of a state, or of the exact weights (""), one tensor after the other.
-    Floats values(const std::string& state = "") {
-        const TrainedTensors tensors = tensors_of(step);
-        const auto masters = std::ranges::find_if(tensors.states, &OptimizerState::is_weights);
-        if (!state.empty()) return owned(step.optimizer().state(state));
-        return masters != tensors.states.end() ? owned(masters->values) : owned(tensors.parameters);
-    }
-    template <class X>
-    Floats owned(const ModelState<X>& values) {
-        Floats all;
-        for (const TensorLayout& place : values.storage().tensors()) {
-            const auto count = static_cast<std::size_t>(elements(place));
-            const auto buffer = values.unit(place.slot);
-            const auto from = static_cast<std::size_t>(values.owned(place.param) - buffer.data());
-            for (auto value : buffer.download(stream, from, count)) all.push_back(static_cast<float>(value));
-        }
-        return all;
-    }
-    // Puts values in the place of the parameters, for a rank that owns all.
-    void set_parameters(const std::vector<double>& all) {
-        auto next = all.begin();
-        for (const TensorLayout& place : stage.storage().tensors()) {
-            std::vector<floatX> part;
-            for (std::int64_t i = 0; i < elements(place); i++) {
-                part.push_back(static_cast<floatX>(static_cast<float>(*next++)));
-            }
-            const auto buffer = stage.parameters().unit(place.slot);
-            buffer.upload(part, stream,
-                          static_cast<std::size_t>(stage.parameters().owned(place.param) - buffer.data()));
-            wait_for(stream);
-        }
-    }
-
-private:
-    // Elements that this rank owns: without padding if it owns all.
-    std::int64_t elements(const TensorLayout& place) const {
-        const bool cut = is_sharded(StateKind::optimizer, stage.storage().place().zero_stage);
-        return cut ? stage.storage().padded_elements(place, StateKind::optimizer) : place.elements;
-    }
-    static StageOptions options(World* world, int zero) {
-        StageOptions result;
-        result.B = B, result.T = T;
-        if (world != nullptr) result.place = {world->mesh(), world->at(), world->ranks() == 1 ? 0 : zero};
-        return result;
-    }
-};
-
-double distance(const Floats& a, const std::vector<double>& b) {
-    ENSURE(a.size() == b.size(), a.size(), " and ", b.size(), " values");
-    double most = 0;
-    for (std::size_t i = 0; i < a.size(); i++) most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
-    return most;
-}
 std::vector<double> wide(const Floats& values) { return {values.begin(), values.end()}; }
-bool all_zero(const Floats& values) {
-    return std::ranges::all_of(values, [](float x) { return x == 0; });
-}
 
 // AdamW written down: a step computes gradients with the weights of now, and applies those of the step before.
 struct PlainLoop {
@@ -135,8 +30,8 @@ struct PlainLoop {
         m.assign(weights.size(), 0), v.assign(weights.size(), 0);
     }
     void train(int number, int ranks) {
-        maker.set_parameters(weights);
-        maker.gradients(number, ranks);
+        maker.set_weights(Floats(weights.begin(), weights.end()));
+        maker.gradients(number, {0, ranks});
         const std::vector<double> fresh = wide(maker.owned(maker.stage.gradients().kept().as<float>()));
         if (!before.empty()) apply(before);
         before = fresh;
@@ -156,18 +51,6 @@ struct PlainLoop {
         }
     }
 };
-
-void save(TestRank& me, Trainee& own, const std::string& folder, int step) {
-    const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
-    RunState state;
-    state.step = step;
-    save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
-                        {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
-}
-void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
-    load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step), own.stream,
-                        OptimizerKind::adamw, reset);
-}
 
 }   // namespace
 
@@ -253,7 +136,7 @@ TEST_CASE("staleness: one rank goes on with the gradients that two have kept, un
             me.require(!all_zero(kept) && (zero == 1 || kept == of_rank), "other gradients than were kept");
             own.gradients(3);   // any: they are not applied
             own.step.update(3, own.how.lr);
-            const double apart = distance(own.values(), wide(goal.values()));
+            const double apart = distance(own.values(), goal.values());
             me.require(apart < 1e-6, "a weight is ", apart, " from that of two ranks");
         });
     }
@@ -265,7 +148,7 @@ TEST_CASE("staleness: gradients that are not finite leave out the next step's up
             Trainee own(late(), me.arena, me.stream, &me.world, zero);
             for (int step = 1; step <= 6; step++) {
                 const Floats before = own.values();
-                const StepResult result = own.train(step, step == 3);
+                const StepResult result = own.train(step, {.huge = step == 3});
                 const bool moves = step != 1 && step != 4;
                 me.require((own.values() != before) == moves, "step ", step, moves ? " applied nothing" : " moved");
                 me.require(std::isfinite(result.grad_norm) == (step != 4), "step ", step, ": norm ", result.grad_norm);

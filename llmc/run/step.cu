@@ -42,9 +42,10 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
       groups_(groups),
       optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
-      fullest_ranks_(stage.held_rows().empty()
-                         ? DeviceBuffer<std::int32_t>{}
-                         : arena.allocate<std::int32_t>("experts/fullest ranks", stage.held_rows().size())),
+      fullest_ranks_(
+          stage.expert_totals().held_rows.empty()
+              ? DeviceBuffer<std::int32_t>{}
+              : arena.allocate<std::int32_t>("experts/fullest ranks", stage.expert_totals().held_rows.size())),
       zero_(zero_of(stage, optimizer_.get(), staleness_, groups, arena)),
       partial_(stage, optimizer_ ? optimizer_->gradients() : StateBuffers(), groups, arena),
       pipeline_(stage, arena, groups.links) {
@@ -115,14 +116,12 @@ void Step::sum_numbers() {
 }
 
 void Step::add_expert_totals() {
-    const DeviceBuffer<std::int32_t>& counts = stage_.expert_counts();
-    const DeviceBuffer<double>& losses = stage_.router_losses();
+    const auto& [counts, losses, held_rows, dropped] = stage_.expert_totals();
     if (groups_.all == nullptr || counts.size() == 0) return;
-    if (fullest_ranks_.size() > 0) fullest_ranks_.upload(stage_.held_rows(), stage_.stream());
+    if (fullest_ranks_.size() > 0) fullest_ranks_.upload(held_rows, stage_.stream());
     const Communicator::Group together(*groups_.all);
     groups_.all->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
     groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
-    const DeviceBuffer<std::int32_t>& dropped = stage_.dropped();
     if (dropped.size() > 0) groups_.all->all_reduce(dropped.data(), dropped.size(), ReduceOp::sum, stage_.stream());
     if (fullest_ranks_.size() == 0) return;
     groups_.all->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
@@ -153,7 +152,7 @@ void Step::logits(floatX* out, int row, int cp_rank) {
 void Step::update(int step, float learning_rate) {
     const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
-    stage_.router_bias().update(stage_.expert_counts().data(), &numbers_.data()->norm);
+    stage_.router_bias().update(stage_.expert_totals().counts.data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
     delay_gradients();
 }
@@ -190,14 +189,15 @@ StepResult Step::result() const {
     const ProfileRange range("wait for the step");
     const Numbers numbers = numbers_.download(stage_.stream())[0];
     StepResult result{static_cast<float>(numbers.loss), numbers.norm.norm, numbers.stop};
-    if (stage_.expert_counts().size() > 0) {
+    const ExpertTotalsMemory& totals = stage_.expert_totals();
+    if (totals.counts.size() > 0) {
         const auto experts = static_cast<std::size_t>(stage_.config().experts);
-        const std::vector<double> losses = stage_.router_losses().download(stage_.stream());
-        const std::vector<std::int32_t> counts = stage_.expert_counts().download(stage_.stream());
+        const std::vector<double> losses = totals.router_losses.download(stage_.stream());
+        const std::vector<std::int32_t> counts = totals.counts.download(stage_.stream());
         result.experts = expert_load(counts, experts);
         result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
         std::vector<std::int32_t> dropped;
-        if (stage_.dropped().size() > 0) dropped = stage_.dropped().download(stage_.stream());
+        if (totals.dropped.size() > 0) dropped = totals.dropped.download(stage_.stream());
         result.experts->dropped = dropped_share(dropped, counts);
         if (fullest_ranks_.size() > 0) {
             const RankLayout& place = stage_.storage().place();

@@ -18,7 +18,7 @@
 
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/data/loader.h"
-#include "llmc/run/after_step.h"
+#include "llmc/run/loop/after_step.h"
 #include "llmc/run/step.h"
 #include "llmc/run/stopping/guard.h"
 

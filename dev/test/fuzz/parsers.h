@@ -13,7 +13,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-#include "llmc/data/manifest.h"
+#include "llmc/data/corpus/manifest.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/data/token_file.h"

@@ -85,17 +85,11 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     tools_->router_bias = router_bias_.data();
     tools_->force_balance = options.force_balance;
     if (config.experts > 0 && options.backward) {
-        expert_counts_ =
-            arena.allocate<std::int32_t>("experts/counts", static_cast<std::size_t>(config.layers * config.experts));
-        router_losses_ = arena.allocate<double>("experts/router losses", 2);
-        if (options.place.mesh.ep > 1) held_rows_.resize(static_cast<std::size_t>(config.layers));
-        if (options.capacity_factor > 0) {
-            dropped_ = arena.allocate<std::int32_t>("experts/dropped", static_cast<std::size_t>(config.layers));
-        }
+        expert_totals_ = ExpertTotalsMemory(config, options, arena);
         begin_expert_totals();
         // without sequence parallelism tp ranks have the same tokens: the first one counts them
         if (options.sequence_parallel || options.place.at.tp == 0) {
-            tools_->expert_totals = {expert_counts_.data(), router_losses_.data(), held_rows_.data(), dropped_.data()};
+            tools_->expert_totals = expert_totals_.addresses();
         }
     }
     tools_->cut_points.set_sizes(sizes_);
@@ -109,13 +103,6 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     }
     attention_.emplace(*attention_choice_, *tools_, layers_[0].layer, micro_batches_->any_activations().layers[0]);
     if (options.attention != AttentionKind::auto_) attention_->use(options.attention);
-}
-
-void Stage::begin_expert_totals() {
-    expert_counts_.zero(stream_);
-    router_losses_.zero(stream_);
-    dropped_.zero(stream_);
-    std::ranges::fill(held_rows_, 0);
 }
 
 RankSizes Stage::sizes_of(int B, int T) const {

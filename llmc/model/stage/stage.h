@@ -26,6 +26,7 @@
 #include "llmc/model/layer.h"
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/parameters/weights.h"
+#include "llmc/model/stage/expert_totals.h"
 #include "llmc/model/stage/stage_attention.h"
 #include "llmc/model/stage/stage_options.h"
 #include "llmc/model/sublayers/expert_ranks.h"
@@ -74,13 +75,8 @@ public:
     // ---- experts
     // Sets StageTools::sequence_share for the next steps.
     void set_sequence_share(float share) { tools_->sequence_share = share; }
-    // Totals that backwards have added up on this rank since begin_expert_totals(); rows of other stages' layers are 0.
-    // Empty if the model has no experts or the stage no backward.
-    const DeviceBuffer<std::int32_t>& expert_counts() const { return expert_counts_; }   // (L, E)
-    const DeviceBuffer<double>& router_losses() const { return router_losses_; }         // the balance loss, the z-loss
-    const std::vector<std::int32_t>& held_rows() const { return held_rows_; }            // (L); empty without --ep
-    const DeviceBuffer<std::int32_t>& dropped() const { return dropped_; }   // (L); empty without a capacity
-    void begin_expert_totals();
+    const ExpertTotalsMemory& expert_totals() const { return expert_totals_; }
+    void begin_expert_totals() { expert_totals_.begin(stream_); }
     RouterBias& router_bias() { return router_bias_; }
     const RouterBias& router_bias() const { return router_bias_; }
 
@@ -153,9 +149,7 @@ private:
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;
     Gradients gradients_;
-    DeviceBuffer<std::int32_t> expert_counts_, dropped_;
-    DeviceBuffer<double> router_losses_;
-    std::vector<std::int32_t> held_rows_;
+    ExpertTotalsMemory expert_totals_;
     RouterBias router_bias_;
     UnitHooks* hooks_ = nullptr;
     Show show_;

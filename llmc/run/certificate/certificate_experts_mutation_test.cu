@@ -29,8 +29,8 @@ public:
         const ModelConfig& config = stage->config();
         const auto layers = static_cast<int>(config.layers), E = static_cast<int>(config.experts);
         const int layer = layers - 1 - hits++ % layers, rows = stage->sizes().residual_rows();
-        count_experts(stage->expert_counts().data() + layer * E, static_cast<const std::int32_t*>(choice), rows, E,
-                      static_cast<int>(config.experts_per_token()), {rows, rows, rows, 0}, stream);
+        count_experts(stage->expert_totals().counts.data() + layer * E, static_cast<const std::int32_t*>(choice), rows,
+                      E, static_cast<int>(config.experts_per_token()), {rows, rows, rows, 0}, stream);
     }
 
 private:
@@ -52,7 +52,7 @@ TEST_CASE("certificate: counts of a recompute counted again make it fail") {
             CountsAgain* const counts_again = again ? static_cast<CountsAgain*>(rank.expert_ranks()) : nullptr;
             if (again) counts_again->stage = &rank.stage();
             rank.gradients(1);
-            const std::vector<std::int32_t> counts = rank.stage().expert_counts().download(rank.stream());
+            const std::vector<std::int32_t> counts = rank.stage().expert_totals().counts.download(rank.stream());
             const int all = std::accumulate(counts.begin(), counts.end(), 0),
                       once = layout.layers * sequences * T * layout.experts_per_token;
             me.require(all == (again ? 2 : 1) * once, all, " tokens instead of ", once);

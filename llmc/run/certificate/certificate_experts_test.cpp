@@ -156,7 +156,7 @@ TEST_CASE("certificate: tokens of each expert and the router's losses are one pr
         for (const std::int32_t e : reference.choices->at({1, layer})) of_layer[static_cast<std::size_t>(e)]++;
         counts.insert(counts.end(), of_layer.begin(), of_layer.end());
     }
-    CHECK(one.stage().expert_counts().download(one.stream()) == counts);
+    CHECK(one.stage().expert_totals().counts.download(one.stream()) == counts);
     CHECK(expected.balance_loss > 0.1 * reference.layers);   // an even load gives 0.1 in each layer
     CHECK(expected.z_loss > 0);
     for (Layout layout :
@@ -167,7 +167,8 @@ TEST_CASE("certificate: tokens of each expert and the router's losses are one pr
         on_layout(layout, [&](Rank& rank, TestRank& me) {
             rank.gradients(1);
             const ExpertLoad found = *rank.step().result().experts;
-            me.require(rank.stage().expert_counts().download(rank.stream()) == counts, "other tokens of experts");
+            me.require(rank.stage().expert_totals().counts.download(rank.stream()) == counts,
+                       "other tokens of experts");
             auto near = [](double a, double b) { return std::abs(a - b) <= (in_bf16 ? 2e-2 : 1e-5) * b; };
             me.require(near(found.balance_loss, expected.balance_loss), "balance loss ", found.balance_loss);
             me.require(near(found.z_loss, expected.z_loss), "z-loss ", found.z_loss);

@@ -69,7 +69,7 @@ TEST_CASE("certificate: all tokens to some experts, none to others, and ranks th
         Rank one(reference);
         favour(one, favoured);
         const Result expected = one.train(1);
-        const std::vector<std::int32_t> counts = one.stage().expert_counts().download(one.stream());
+        const std::vector<std::int32_t> counts = one.stage().expert_totals().counts.download(one.stream());
         for (int layer = 0; layer < reference.layers; layer++) {
             for (const int e : favoured) {
                 CHECK(counts[static_cast<std::size_t>(layer * reference.experts + e)] == few * T);

@@ -9,8 +9,8 @@
 #include "llmc/model/download_testing.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/loop/trainer.h"
 #include "llmc/run/telling_files_testing.h"
-#include "llmc/run/trainer.h"
 
 namespace {
 

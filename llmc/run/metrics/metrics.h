@@ -39,7 +39,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/report/run_log.h"
-#include "llmc/run/after_step.h"
+#include "llmc/run/loop/after_step.h"
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/metrics/gpu_state.h"
 #include "llmc/run/metrics/tensorboard.h"

@@ -11,8 +11,8 @@
 #include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
+#include "llmc/run/loop/trainer.h"
 #include "llmc/run/telling_files_testing.h"
-#include "llmc/run/trainer.h"
 #include "llmc/run/without_times_testing.h"
 
 namespace {
