@@ -278,8 +278,9 @@ std::string own_damage(const FileSystem& files, const std::string& path, Checkpo
         }
         std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
         for (const auto& [name, record] : manifest.at("files").members()) {
-            if (use != CheckpointUse::resume && (name.starts_with("optimizer-") || name.starts_with("replica-")))
-                continue;
+            const bool only_resumed =
+                name.starts_with("optimizer-") || name.starts_with("replica-") || name.starts_with("data-rank-");
+            if (use != CheckpointUse::resume && only_resumed) continue;
             records.emplace_back(record.at("bytes").as_whole(UINT64_MAX), name,
                                  record.at(of_64_bits ? "xxh3" : "xxh3_128").as_text());
         }

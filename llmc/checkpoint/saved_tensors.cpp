@@ -23,20 +23,35 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit, int r
                 formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units()));
 }
 
-// Calls use(writer, unit, param, state) for all that a stage saves, in the order of gathering. `writer`: rank of the
-// stage that writes it; `state`: null for the parameters.
+std::string data_rank_file(const ParamTable& table, int unit, int data_rank) {
+    return text("data-rank-", data_rank, "-", unit_file("optimizer", table, unit));
+}
+
+// Calls use(writer, unit, param, state, data_rank) for all that a stage saves, in the order of gathering. `writer`:
+// rank of the stage that writes it; `state`: null for the parameters; `data_rank`: -1 for what all of them have alike.
 template <class Use>
 void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     int writer = 0;   // units are dealt out in turns
     for (const UnitLayout& unit : tensors.storage().units()) {
         const std::vector<int> params = tensors.storage().table().unit_params(unit.unit);
         if (tensors.replica == 0 || !has_weights(tensors.states)) {
-            for (int param : params) use(writer, unit.unit, param, nullptr);
+            for (int param : params) use(writer, unit.unit, param, nullptr, -1);
         }
         for (const OptimizerState& state : tensors.states) {
+            if (state.of_data_rank) continue;                   // below
             if (tensors.replica > 0 && state.outer) continue;   // the first replica has the same
             for (int param : params) {
-                if (state.find(param) != nullptr) use(writer, unit.unit, param, &state);
+                if (state.find(param) != nullptr) use(writer, unit.unit, param, &state, -1);
+            }
+        }
+        const MeshShape& mesh = tensors.storage().place().mesh;
+        for (int data_rank = 0; data_rank < group_size(mesh, zero_axes); data_rank++) {   // each by one of its tp ranks
+            for (const OptimizerState& state : tensors.states) {
+                if (!state.of_data_rank) continue;
+                for (int param : params) {
+                    if (state.find(param) == nullptr) continue;
+                    use(data_rank * mesh.tp + unit.unit % mesh.tp, unit.unit, param, &state, data_rank);
+                }
             }
         }
         writer = (writer + 1) % ranks;
@@ -119,16 +134,20 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
 }   // namespace
 
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
-                                      int replicas) {
+                                      int replicas, int data_ranks) {
     const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
         const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
         const auto of_each = std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && !s.outer; });
-        const auto more = static_cast<std::size_t>(replicas - 1);
+        const auto of_data_ranks =
+            std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && s.of_data_rank; });
+        const auto more = static_cast<std::size_t>(replicas - 1), others = static_cast<std::size_t>(data_ranks - 1);
         bytes += static_cast<std::uint64_t>(info.exported_elements()) *
                  ((copies + (copies - 1) * more) * sizeof(floatX) +
-                  (static_cast<std::size_t>(kept) + static_cast<std::size_t>(of_each) * more) * sizeof(float));
+                  (static_cast<std::size_t>(kept) + static_cast<std::size_t>(of_each) * more +
+                   static_cast<std::size_t>(of_data_ranks) * others) *
+                      sizeof(float));
     }
     return bytes;
 }
@@ -155,9 +174,9 @@ HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer
 std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
     constexpr std::size_t line = 64;   // bytes; tensors begin at multiples of it
     std::size_t bytes = 0;
-    for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state) {
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int data) {
         if (writer != gatherer.rank()) return;
-        held_.push_back({unit, param, state != nullptr ? state->name : "", bytes});
+        held_.push_back({unit, param, state != nullptr ? state->name : "", data, bytes});
         const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
         bytes += static_cast<std::size_t>(table_[param].tensor.elements()) * size;
         bytes = (bytes + line - 1) / line * line;
@@ -173,13 +192,13 @@ std::span<T> HostTensors::values_of(const Held& held) const {
 
 void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
     std::size_t next = 0;   // index into held_
-    for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state) {
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state, int data) {
         const Held* const held = writer == gatherer.rank() ? &held_[next++] : nullptr;
         auto gather = [&]<class T>(const ModelState<T>& values, bool only_owned) {
             gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer, only_owned);
         };
         if (state != nullptr) {
-            gather(state->values, true);
+            gather(state->values, data < 0);   // of the writer's data rank, or of the owners
         } else {
             gather(tensors.parameters, false);
         }
@@ -190,13 +209,15 @@ void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) 
 void HostTensors::write(CheckpointWriter& checkpoint) const {
     auto first = held_.begin();
     while (first != held_.end()) {
-        const auto past = std::find_if(first, held_.end(), [&](const Held& held) { return held.unit != first->unit; });
+        const auto past = std::find_if(first, held_.end(), [&](const Held& held) {
+            return held.unit != first->unit || held.data_rank != first->data_rank;
+        });
         write_unit(checkpoint, {first, past});
         first = past;
     }
 }
 
-// Writes the model file and the optimizer file of one unit.
+// Writes the model file and the optimizer file of one unit, or the file of a data-parallel rank.
 void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const {
     auto is_parameter = [](const Held& held) { return held.state.empty(); };
     auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };
@@ -208,8 +229,8 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
         exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
                          is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
     }
-    const int number = unit.front().unit;
-    if (replica_ == 0) {
+    const int number = unit.front().unit, data_rank = unit.front().data_rank;
+    if (replica_ == 0 && data_rank < 0) {
         SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
         for (const Held& held : unit) {
             if (is_parameter(held))
@@ -217,7 +238,9 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
         }
         model.finish();
     }
-    SafetensorsWriter optimizer = checkpoint.create(unit_file("optimizer", table_, number, replica_), exact, {});
+    SafetensorsWriter optimizer = checkpoint.create(
+        data_rank < 0 ? unit_file("optimizer", table_, number, replica_) : data_rank_file(table_, number, data_rank),
+        exact, {});
     for (const Held& held : unit) {
         const auto count = static_cast<std::size_t>(table_[held.param].exported_elements());
         if (!is_parameter(held)) {
@@ -291,6 +314,12 @@ bool holds_state(const FileSystem& files, const std::string& folder, const Param
                .find(state + "." + info.name) != nullptr;
 }
 
+int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table) {
+    int ranks = 0;
+    while (files.exists(folder + "/" + data_rank_file(table, table.layer_unit(0), ranks))) ranks++;
+    return ranks;
+}
+
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights) {
     const ParamStorage& storage = tensors.storage();
@@ -298,8 +327,10 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
     for (const OptimizerState& state : tensors.states) {
         if (state.optional) state.values.zero(stream);
     }
-    std::optional<SafetensorsFile> first, own;   // files of the first replica and of this one
-    int unit = -1;                               // unit whose files are open
+    const MeshShape& mesh = storage.place().mesh;
+    const bool as_many = saved_data_ranks(files, folder, table) == group_size(mesh, zero_axes);
+    std::optional<SafetensorsFile> first, own, of_data_rank;   // files of the first replica, this one, this data rank
+    int unit = -1;                                             // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) {
@@ -307,6 +338,10 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
             first.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
             own.reset();   // a replica that the run did not have begins as the first one
             if (tensors.replica > 0 && files.exists(name)) own.emplace(files, name);
+            const std::string of_rank =
+                folder + "/" + data_rank_file(table, info.unit, group_rank(mesh, storage.place().at, zero_axes));
+            of_data_rank.reset();
+            if (as_many && files.exists(of_rank)) of_data_rank.emplace(files, of_rank);
         }
         unit = info.unit;
         const SafetensorsFile& file = own ? *own : *first;
@@ -325,8 +360,8 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
             const TensorLayout* const kept = state.find(place.param);
-            if (kept == nullptr) continue;
-            const SafetensorsFile& from = state.outer ? *first : file;
+            if (kept == nullptr || (state.of_data_rank && !of_data_rank)) continue;
+            const SafetensorsFile& from = state.of_data_rank ? *of_data_rank : state.outer ? *first : file;
             const bool is_saved = (!only_weights || (state.outer && state.averages)) &&
                                   from.find(state.name + "." + info.name) != nullptr;
             if (state.is_weights) {

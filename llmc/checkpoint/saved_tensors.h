@@ -9,6 +9,8 @@
 //                                          "parameter.<name>" in the build's precision
 // With local steps these are of the first replica, and each other one has optimizer files of its own, whose names begin
 // with "replica-1-" and so on: what it needs to go on by itself.
+// With compressed gradients each of the N data-parallel ranks has files besides, "data-rank-0-optimizer-..." to N - 1,
+// with "gradient_error.<name>", what rounding has left out of its gradients; as many ranks go on with them.
 // The files do not depend on the mesh or the ZeRO stage. Each unit is written by one rank of the stage that holds it (a
 // tied embedding: of the first stage). Units are dealt out in turns, so that the ranks of a stage write at the same
 // time. A rank reads the ranges that it keeps, and the headers; parameters that have masters are rounded from them.
@@ -42,9 +44,9 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; its other files are small.
-// `replicas`: models that take local steps.
+// `replicas`: models that take local steps. `data_ranks`: ranks that have states of their own.
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
-                                      int replicas = 1);
+                                      int replicas = 1, int data_ranks = 1);
 
 // Tensors that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
@@ -65,6 +67,7 @@ private:
     struct Held {
         int unit, param;
         std::string state;   // empty: the parameter
+        int data_rank;       // -1: all have the same
         std::size_t at;      // offset in bytes
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
@@ -87,8 +90,12 @@ std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const st
 // Tells whether a checkpoint holds a state of the optimizer.
 bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table, const std::string& state);
 
+// Returns the number of data-parallel ranks of which a checkpoint holds states of their own; 0: it holds none.
+int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table);
+
 // Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
 // model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
 // master weights, and the weights from which local steps began. Averages that are not read start from the weights.
+// States of data-parallel ranks are read if the files are of as many, else zero.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

@@ -222,8 +222,9 @@ std::string RunCheck::check_disk() const {
                                              options_.keep_checkpoints, options_.major_checkpoint_every);
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
     const int replicas = options_.local.every > 0 ? replica_of(world_.mesh(), world_.at()).replicas : 1;
-    const double each = static_cast<double>(
-                     checkpoint_tensor_bytes(ParamTable(model_.config), optimizer_states(options_), replicas)),
+    const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config),
+                                                                    optimizer_states(options_, world_.mesh()), replicas,
+                                                                    group_size(world_.mesh(), zero_axes))),
                  bytes = each * static_cast<double>(more);
     const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
                                    ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");

@@ -94,11 +94,14 @@ void check_together(const Options& o) {
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
 }
 
-// Refuses local steps and late gradients where traffic is predicted: predictions count gradients in every step.
+// Refuses local steps, late and compressed gradients where traffic is predicted: predictions count gradients in every
+// step as they are.
 void check_predicted(Verb verb, const Options& o, bool layout) {
-    if (o.local.every == 0 && o.staleness == 0) return;
-    const std::string given =
-        o.local.every > 0 ? text("--local-steps ", o.local.every) : text("--staleness ", o.staleness);
+    const bool compressed = o.grad_compression != GradCompression::none;
+    if (o.local.every == 0 && o.staleness == 0 && !compressed) return;
+    const std::string given = o.local.every > 0 ? text("--local-steps ", o.local.every)
+                              : compressed      ? text("--grad-compression ", name_of(o.grad_compression))
+                                                : text("--staleness ", o.staleness);
     refuse_if(
         verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
         text("Leave it ", o.local.every > 0 ? "and --outer-... " : "",

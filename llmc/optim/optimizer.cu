@@ -25,7 +25,7 @@ bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && ru
 
 // Returns the blocks of a tensor that each of `replicas` averages: as many for each, so the last ones may be padding.
 std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
-    return (delta_blocks(elements) + replicas - 1) / replicas;
+    return (rounded_blocks(elements) + replicas - 1) / replicas;
 }
 
 // A tensor's part in a compressed move. `piece`: blocks that each replica averages.
@@ -34,16 +34,16 @@ struct DeltaTensor {
     const float* begin;
     float* error;
     std::int64_t count, piece;
-    DeltaBlock *blocks, *received;   // (R x piece) each
+    Int8Block *blocks, *received;   // (R x piece) each
 };
 
 // Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
 // averages one piece of every tensor for all.
 void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
     const int R = outer.size();
-    auto words = [](DeltaBlock* of) { return reinterpret_cast<std::int32_t*>(of); };
+    auto words = [](Int8Block* of) { return reinterpret_cast<std::int32_t*>(of); };
     auto words_of_piece = [](const DeltaTensor& t) {
-        return static_cast<std::size_t>(t.piece) * (sizeof(DeltaBlock) / sizeof(std::int32_t));
+        return static_cast<std::size_t>(t.piece) * words_of_block<Int8Block>();
     };
     for (const DeltaTensor& t : tensors) {
         compress_deltas(t.blocks, R * t.piece, t.error, t.weights, t.begin, t.count, stream);
@@ -55,8 +55,8 @@ void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& o
         }
     }
     for (const DeltaTensor& t : tensors) {
-        const std::int64_t first = outer.rank() * t.piece, before = std::min(first * kDeltaBlock, t.count),
-                           own = std::min(t.piece * kDeltaBlock, t.count - before);
+        const std::int64_t first = outer.rank() * t.piece, before = std::min(first * kRoundedBlock, t.count),
+                           own = std::min(t.piece * kRoundedBlock, t.count - before);
         average_deltas(t.blocks + first, t.received, t.piece, R, t.error + before, own, stream);
     }
     {
@@ -76,7 +76,7 @@ struct Optimizer::Tables {
     UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
     NormTable squares;
-    DeviceBuffer<DeltaBlock> deltas;   // sent and received, of one unit; empty: moves are not compressed
+    DeviceBuffer<Int8Block> deltas;   // sent and received, of one unit; empty: moves are not compressed
 };
 
 Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
@@ -90,7 +90,9 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
       tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
-    for (const OptimizerStateSpec& spec : optimizer_states(options)) states_.emplace_back(spec, stage.storage(), arena);
+    for (const OptimizerStateSpec& spec : optimizer_states(options, stage.storage().place().mesh)) {
+        states_.emplace_back(spec, stage.storage(), arena);
+    }
     gradients_ = options.staleness > 0 ? state(kDelayedGradient) : stage.gradients().kept();
     if (options.optimizer == OptimizerKind::muon) {
         matrices_ = std::make_unique<MuonMatrices>(stage, options, arena, groups);
@@ -105,7 +107,7 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
         }
         std::int64_t most = 0;
         for (const auto& of_unit : of_units) most = std::max(most, of_unit.second);
-        tables_->deltas = arena.allocate<DeltaBlock>("local steps/blocks", static_cast<std::size_t>(most));
+        tables_->deltas = arena.allocate<Int8Block>("local steps/blocks", static_cast<std::size_t>(most));
     }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
@@ -300,7 +302,7 @@ void Optimizer::sum_weights_of_replicas() {
                 std::vector<DeltaTensor>& unit = units[tensor.slot];
                 const auto elements = static_cast<std::int64_t>(count);
                 const std::int64_t R = outer_->size(), piece = delta_blocks_of_one(elements, R);
-                DeltaBlock* const blocks =
+                Int8Block* const blocks =
                     unit.empty() ? tables_->deltas.data() : unit.back().received + R * unit.back().piece;
                 unit.push_back({weights, state("outer_weights").owned(tensor.param),
                                 state("outer_error").owned(tensor.param), elements, piece, blocks, blocks + R * piece});
@@ -359,7 +361,7 @@ bool Optimizer::end_local_steps(int step) {
     return true;
 }
 
-std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options) {
+std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh) {
     std::vector<OptimizerStateSpec> states;
     if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
     states.push_back({.name = "m"});
@@ -374,6 +376,12 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
         if (options.local.compression == OuterCompression::int8) {
             states.push_back({.name = "outer_error", .optional = true});
         }
+    }
+    if (options.grad_compression != GradCompression::none) {
+        states.push_back(
+            {.name = kGradientError, .optional = true, .of_data_rank = true, .keeps = [mesh](const ParamInfo& info) {
+                 return is_compressed(info.tensor, mesh);
+             }});
     }
     if (options.staleness > 0) states.push_back({.name = kDelayedGradient, .optional = true, .delayed = true});
     return states;
@@ -395,7 +403,7 @@ double Optimizer::bytes_per_parameter() const {
     };
     double bytes = 0;
     for (const OptimizerState& state : states_) {
-        if (!state.delayed) bytes += sizeof(float) * elements(state.values.storage());
+        if (!state.delayed && !state.of_data_rank) bytes += sizeof(float) * elements(state.values.storage());
     }
     return bytes / elements(stage_.storage());
 }

@@ -60,7 +60,7 @@ public:
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }
     const ModelState<float>& state(std::string_view name) const;   // which must exist
-    double bytes_per_parameter() const;                            // all states together, but delayed gradients
+    double bytes_per_parameter() const;                            // all states laid out as the optimizer's
 
 private:
     struct Tables;   // lists what this rank updates, on the device

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "llmc/kernels/optim/newton_schulz.h"
+#include "llmc/parallel/compression/grad_compression.h"
 
 enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // llmc/kernels/optim/rules.cuh
 
@@ -12,7 +13,7 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
 // How replicas send their ways in a move: weights in fp32, or blocks of 8 bits an element (llmc/kernels/optim/
-// delta_blocks.cuh).
+// rounded_blocks.cuh).
 enum class OuterCompression : std::uint8_t { none, int8 };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
@@ -36,6 +37,7 @@ struct OptimizerOptions {
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     float ema = 0;            // decay of the average of weights; 0: none is kept
     LocalSteps local = {};
+    GradCompression grad_compression = GradCompression::none;
     int staleness = 0;   // steps by which gradients are applied late: 0 or 1
     bool master_weights = true;
     std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples

@@ -17,12 +17,13 @@ inline constexpr const char* kDelayedGradient = "delayed_gradient";
 
 // Description of a state, before it has memory.
 struct OptimizerStateSpec {
-    std::string name;          // in files and messages
-    bool is_weights = false;   // the exact weights, from which the parameters are rounded; at most one of a list
-    bool averages = false;     // average of the weights so far; begins as the weights, also if a file has none
-    bool outer = false;        // local steps: replicas have the same
-    bool optional = false;     // begins as zero if a file has none
-    bool delayed = false;      // gradients of the step before: laid out as gradients are; valid where owned
+    std::string name;            // in files and messages
+    bool is_weights = false;     // the exact weights, from which the parameters are rounded; at most one of a list
+    bool averages = false;       // average of the weights so far; begins as the weights, also if a file has none
+    bool outer = false;          // local steps: replicas have the same
+    bool optional = false;       // begins as zero if a file has none
+    bool delayed = false;        // gradients of the step before: laid out as gradients are; valid where owned
+    bool of_data_rank = false;   // each data-parallel rank has another: whole, laid out as gradients are
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
 };
 
@@ -31,7 +32,8 @@ struct OptimizerState : OptimizerStateSpec {
     OptimizerState(const OptimizerStateSpec& spec, const ParamStorage& parameters, Arena& arena)
         : OptimizerStateSpec(spec),
           storage(std::make_unique<ParamStorage>(parameters, keeps)),
-          values(arena, "optimizer " + name, *storage, delayed ? StateKind::gradients : StateKind::optimizer) {}
+          values(arena, "optimizer " + name, *storage,
+                 delayed || of_data_rank ? StateKind::gradients : StateKind::optimizer) {}
 
     // Returns where this rank keeps the state of a parameter; null if it does not.
     const TensorLayout* find(int param) const { return storage->find(param); }
@@ -40,5 +42,5 @@ struct OptimizerState : OptimizerStateSpec {
     ModelState<float> values;
 };
 
-// Returns the list of states for a run's options.
-std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options);
+// Returns the list of states for a run's options. `mesh` says which gradients can be compressed.
+std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh = {});

@@ -26,6 +26,10 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
         arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
                                              static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
     }
+    if (states_.compression != GradCompression::none && groups.zero != nullptr) {
+        compressed_ = std::make_unique<CompressedGradients>(states_.compression, states_.gradients,
+                                                            states_.gradient_error, *groups.zero, arena);
+    }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
     released_ = std::vector<OwnedEvent>(units);
@@ -192,14 +196,24 @@ void Zero::gradients_ready(int slot) {
 // Stages 0 and 1: reduces in place.
 void Zero::reduce(int slot) {
     const StateBuffers& gradients = states_.gradients;
+    if (compressed_) compressed_->reduce(slot, traffic());
+    auto travels = [&](const TensorLayout& tensor) { return !compressed_ || !compressed_->takes(tensor); };
     for (const SpanLayout& span : spans(slot)) {
         Communicator* const ranks = group(span);
+        if (!shards(StateKind::optimizer) && compressed_) {
+            for_tensors(span, ranks, [&](const TensorLayout& tensor) {
+                const auto count = static_cast<std::size_t>(tensor.padded);
+                if (travels(tensor)) sum_gradients(*ranks, gradients.tensor(tensor.param), count, traffic());
+            });
+            continue;
+        }
         if (!shards(StateKind::optimizer)) {
             const TypedPointer first = gradients.unit(slot) + span.offset;
             if (ranks) sum_gradients(*ranks, first, static_cast<std::size_t>(span.padded), traffic());
             continue;
         }
         for_tensors(span, ranks, [&](const TensorLayout& tensor) {
+            if (!travels(tensor)) return;
             const TypedPointer whole = gradients.tensor(tensor.param);
             if (owner(tensor) < 0) {
                 reduce_scatter(gradients.owned(tensor.param), whole, tensor, ranks);

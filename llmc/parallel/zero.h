@@ -33,16 +33,21 @@
 // Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
 // Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
+// With --grad-compression gradients travel rounded instead, at stages 0 and 1
+// (llmc/parallel/compression/compressed_gradients.h).
+//
 // Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
 // buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "llmc/base/stream.h"
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/precision.h"
+#include "llmc/parallel/compression/compressed_gradients.h"
 #include "llmc/process/comm.h"
 
 // States of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole and, if
@@ -51,6 +56,8 @@ struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
     bool delayed = false;   // `gradients` are delayed ones, which reduce_delayed() reduces
+    GradCompression compression = GradCompression::none;   // of sums over `ZeroGroups::zero`; stages 0 and 1
+    ModelState<float> gradient_error = {};                 // with compression
 };
 
 // Null: this rank alone.
@@ -120,6 +127,7 @@ private:
     cudaStream_t compute_;
     OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, travelled_;
+    std::unique_ptr<CompressedGradients> compressed_;   // null: gradients travel as they are
     DeviceBuffer<std::byte> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
     bool reducing_ = false;   // a unit's gradients have left in this step

@@ -101,3 +101,22 @@ TEST_CASE("layout: moves of local steps are compressed where something travels")
     o.local.compression = OuterCompression::none;
     CHECK(refused(1, 1, 1).empty());
 }
+
+TEST_CASE("layout options: --grad-compression is refused where one rank sees all tokens of its part of the model") {
+    Options o;
+    o.grad_compression = GradCompression::int8;
+    auto refused = [&](int dp, int cp) {
+        o.cp = cp, o.total_batch = std::int64_t{dp} * o.micro_batch * o.seq_len;
+        try {
+            fit_to_ranks(o, dp);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(refused(2, 1).empty());
+    CHECK(refused(1, 2).empty());
+    CHECK(refused(1, 1).starts_with("--grad-compression int8: one rank sees all tokens of its part of the model"));
+    o.grad_compression = GradCompression::none;
+    CHECK(refused(1, 1).empty());
+}

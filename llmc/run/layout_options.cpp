@@ -115,6 +115,28 @@ void check_staleness(const Options& o) {
               "Leave --spike-rewind out: the spike's update is skipped all the same.");
 }
 
+// Refuses what sums gradients another way than whole and once a step, over ranks that hold the same.
+void check_compression(const Options& o) {
+    if (o.grad_compression == GradCompression::none) return;
+    const std::string given = text("--grad-compression ", name_of(o.grad_compression));
+    refuse_if(o.zero > 1,
+              text(given, " --zero ", o.zero,
+                   ": what rounding leaves out of whole gradients must be kept, which this stage shares out"),
+              "Give --zero 0 or 1.");
+    refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
+              "Give --outer-compression for what local steps send.");
+    refuse_if(o.zero_group > 0, text(given, " --zero-group ", o.zero_group),
+              "Leave --zero-group out: compressed sums have one group of ranks.");
+    refuse_if(o.staleness > 0, text(given, " --staleness ", o.staleness),
+              "Give one of them: late gradients travel behind a whole step as they are.");
+    refuse_if(o.ep > 1, text(given, " --ep ", o.ep), "Experts that are dealt out have sums of their own: give --ep 1.");
+    refuse_if(o.grad_dtype != DType::fp32, text(given, " --grad-dtype ", name_of(o.grad_dtype)),
+              "Gradients are added up in fp32 until they are compressed: leave --grad-dtype out.");
+    refuse_if(o.optimizer == OptimizerKind::muon && o.zero == 1,
+              text(given, " --optimizer muon --zero 1: matrices have one owner each, not a shard on every rank"),
+              "Give --zero 0.");
+}
+
 // Refuses group sizes that do not divide the heads of a tp rank.
 void check_heads(const Options& options, const ModelConfig& config) {
     auto works = [&](std::int64_t ulysses) { return config.shares_heads(options.tp * ulysses); };
@@ -189,6 +211,7 @@ void check_layout(const Options& o) {
     check_zero_group(o);
     check_local_steps(o);
     check_staleness(o);
+    check_compression(o);
     check_pipeline(o);
     check_context(o);
     for (std::int64_t length : shorter_lengths(o)) {
@@ -365,6 +388,10 @@ void fit_to_ranks(Options& options, int dp) {
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
               "Give --outer-compression none, or start more ranks.");
+    refuse_if(options.grad_compression != GradCompression::none && dp * options.cp == 1,
+              text("--grad-compression ", name_of(options.grad_compression),
+                   ": one rank sees all tokens of its part of the model, so no gradient travels"),
+              "Give --grad-compression none, or start more ranks.");
     check_total_batch(options);
     if (options.pp == 1) return;
     for (std::int64_t tokens : options.tokens_by_step().values()) check_micro_batches(options.with_batch(tokens));

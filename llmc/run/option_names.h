@@ -54,6 +54,12 @@ struct EnumNames<OuterCompression> {
 };
 
 template <>
+struct EnumNames<GradCompression> {
+    static constexpr EnumName<GradCompression> list[]{
+        {"none", GradCompression::none}, {"bf16", GradCompression::bf16_}, {"int8", GradCompression::int8}};
+};
+
+template <>
 struct EnumNames<AttentionKind> {
     static constexpr EnumName<AttentionKind> list[]{{"auto", AttentionKind::auto_},
                                                     {"own", AttentionKind::own},

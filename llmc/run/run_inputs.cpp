@@ -255,6 +255,14 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     } else if (!kept && options.staleness > 0) {
         log.line("--staleness 1: the checkpoint keeps no gradients, so step %d applies none", state.step + 1);
     }
+    const int kept_by = saved_data_ranks(real_files(), inputs.checkpoint, step.stage().table());
+    const int ranks = group_size(step.stage().storage().place().mesh, zero_axes);
+    const bool compresses = options.grad_compression != GradCompression::none;
+    if (kept_by > 0 && (!compresses || options.reset_optimizer || kept_by != ranks)) {
+        log.line(
+            "what --grad-compression left out of the gradients of %d data-parallel ranks until step %d is dropped%s",
+            kept_by, state.step, compresses && kept_by != ranks ? text(": now there are ", ranks).c_str() : "");
+    }
     if (state.loader.T > 0 && state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,
                  static_cast<long long>(state.loader.T));

@@ -66,6 +66,11 @@ void asked(Table& table, const Options& o) {
                                       " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
                                       ", compression ", name_of(o.local.compression)));
     }
+    if (o.grad_compression != GradCompression::none) {
+        table.row("gradients travel in", o.grad_compression == GradCompression::int8
+                                             ? "int8, with an fp32 scale for 256 of them, and error feedback"
+                                             : "bf16, with error feedback");
+    }
     if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
     table.row("optimizer", name_of(o.optimizer));
     table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0

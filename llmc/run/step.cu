@@ -6,6 +6,7 @@
 #include "llmc/base/profile_range.h"
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/global_norm.cuh"
+#include "llmc/kernels/optim/gradient_blocks.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/parallel/gradient_sums.h"
 #include "llmc/parallel/zero.h"
@@ -23,12 +24,16 @@ struct Step::Numbers {
 namespace {
 
 // `optimizer`: null if the stage has no backward.
-std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness, const TrainingGroups& groups,
-                              Arena& arena) {
+std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness, GradCompression compression,
+                              const TrainingGroups& groups, Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
-    const ZeroStates states{stage.parameters(), stage.unsharded_parameters(),
-                            optimizer ? optimizer->gradients() : StateBuffers(), stage.gradients().unsharded(),
-                            staleness > 0};
+    ZeroStates states{stage.parameters(), stage.unsharded_parameters(),
+                      optimizer ? optimizer->gradients() : StateBuffers(), stage.gradients().unsharded(),
+                      staleness > 0};
+    if (optimizer != nullptr && compression != GradCompression::none) {
+        states.compression = compression;
+        states.gradient_error = optimizer->state(kGradientError);
+    }
     return std::make_unique<Zero>(stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders},
                                   arena, stage.stream());
 }
@@ -39,6 +44,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
     : stage_(stage),
       grad_clip_(options.grad_clip),
       staleness_(options.staleness),
+      compression_(options.grad_compression),
       groups_(groups),
       optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
@@ -46,7 +52,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
           stage.expert_totals().held_rows.empty()
               ? DeviceBuffer<std::int32_t>{}
               : arena.allocate<std::int32_t>("experts/fullest ranks", stage.expert_totals().held_rows.size())),
-      zero_(zero_of(stage, optimizer_.get(), staleness_, groups, arena)),
+      zero_(zero_of(stage, optimizer_.get(), staleness_, compression_, groups, arena)),
       partial_(stage, optimizer_ ? optimizer_->gradients() : StateBuffers(), groups, arena),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
@@ -154,13 +160,26 @@ void Step::update(int step, float learning_rate) {
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
     stage_.router_bias().update(stage_.expert_totals().counts.data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
+    drop_gradient_errors(true);
     delay_gradients();
 }
 
 void Step::skip_update(int step) {
     const bool moved = optimizer_->end_local_steps(step);
     if (moved && zero_) zero_->parameters_changed();
+    drop_gradient_errors(false);
     delay_gradients();
+}
+
+// Drops what compression has left out of gradients that are not applied: it may be as large as what made them so.
+void Step::drop_gradient_errors(bool unless_updated) {
+    if (compression_ == GradCompression::none) return;
+    const ModelState<float>& errors = optimizer_->state(kGradientError);
+    if (!unless_updated) return errors.zero(stage_.stream());
+    for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
+        const DeviceBuffer<float> unit = errors.unit(static_cast<int>(slot));
+        drop_error(unit.data(), static_cast<std::int64_t>(unit.size()), &numbers_.data()->norm.skip, stage_.stream());
+    }
 }
 
 // Keeps the step's gradients for the next update, and starts their way to the other ranks.
@@ -214,8 +233,11 @@ void Step::wait_for_all_gather() {
 
 std::string Step::memory_by_formula() const {
     const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + staleness_);
-    const ZeroMemory memory =
+    ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
+    if (compression_ != GradCompression::none) {
+        memory.gradients += static_cast<double>(optimizer_->state(kGradientError).bytes());
+    }
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
     return formatted(
         "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",

@@ -89,11 +89,13 @@ private:
     void sum_numbers();
     void exchange_tied_gradients();
     void delay_gradients();
+    void drop_gradient_errors(bool unless_updated);
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;
     float grad_clip_;
     int staleness_;
+    GradCompression compression_;
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;

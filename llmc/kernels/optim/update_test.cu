@@ -270,12 +270,12 @@ TEST_CASE(
     for (const std::int64_t count : {1, 255, 256, 1003}) {
         for (const int R : {1, 2, 3}) {
             KernelTest test;
-            const std::int64_t piece = (delta_blocks(count) + R - 1) / R, n = piece * kDeltaBlock;
+            const std::int64_t piece = (rounded_blocks(count) + R - 1) / R, n = piece * kRoundedBlock;
             const auto size = static_cast<std::size_t>(count);
             const Doubles begin = random_values<float>(size, 1.0, 1);
             auto device_begin = test.tensor<float>(begin);
             // of each replica, the sender: blocks of all pieces
-            std::vector<DeltaBlock> sent;
+            std::vector<Int8Block> sent;
             std::vector<Doubles> errors;
             Doubles ways(size, 0.0);
             for (int r = 0; r < R; r++) {
@@ -283,38 +283,38 @@ TEST_CASE(
                 auto w = test.tensor<float>(weights),
                      error = test.tensor<float>(random_values<float>(size, 1e-3, 20 + r));
                 const Doubles old = error.values();
-                DeviceBuffer<DeltaBlock> blocks =
-                    test.arena.allocate<DeltaBlock>(text("test/sent ", r), static_cast<std::size_t>(piece * R));
+                DeviceBuffer<Int8Block> blocks =
+                    test.arena.allocate<Int8Block>(text("test/sent ", r), static_cast<std::size_t>(piece * R));
                 compress_deltas(blocks.data(), piece * R, error.data(), w.data(), device_begin.data(), count,
                                 test.stream);
-                const std::vector<DeltaBlock> own = blocks.download(test.stream);
+                const std::vector<Int8Block> own = blocks.download(test.stream);
                 sent.insert(sent.end(), own.begin(), own.end());
                 errors.push_back(error.values());
                 for (std::size_t i = 0; i < size; i++) {
                     ways[i] += begin[i] - weights[i] + old[i];
-                    const double scale = own[i / kDeltaBlock].scale;   // x / scale is off by 127 x 2 roundings
+                    const double scale = own[i / kRoundedBlock].scale;   // x / scale is off by 127 x 2 roundings
                     CHECK(std::abs(errors.back()[i]) <= (0.5 + 1e-4) * scale);
                 }
             }
             // each piece is averaged by one replica
-            std::vector<DeltaBlock> all;
+            std::vector<Int8Block> all;
             for (int r = 0; r < R; r++) {
-                std::vector<DeltaBlock> received;
+                std::vector<Int8Block> received;
                 for (int from = 0; from < R; from++) {
                     for (std::int64_t b = 0; b < piece; b++) {
                         received.push_back(sent[static_cast<std::size_t>((from * R + r) * piece + b)]);
                     }
                 }
-                auto in = test.arena.allocate<DeltaBlock>(text("test/received ", r), received.size());
+                auto in = test.arena.allocate<Int8Block>(text("test/received ", r), received.size());
                 in.upload(received, test.stream);
-                auto mean = test.arena.allocate<DeltaBlock>(text("test/mean ", r), static_cast<std::size_t>(piece));
+                auto mean = test.arena.allocate<Int8Block>(text("test/mean ", r), static_cast<std::size_t>(piece));
                 const std::int64_t before = std::min(r * n, count), own = std::min(n, count - before);
                 auto error = test.tensor<float>(errors[static_cast<std::size_t>(r)]);
                 average_deltas(mean.data(), in.data(), piece, R, error.data() + before, own, test.stream);
                 errors[static_cast<std::size_t>(r)] = error.values();
-                for (const DeltaBlock& block : mean.download(test.stream)) all.push_back(block);
+                for (const Int8Block& block : mean.download(test.stream)) all.push_back(block);
             }
-            auto blocks = test.arena.allocate<DeltaBlock>("test/blocks", all.size());
+            auto blocks = test.arena.allocate<Int8Block>("test/blocks", all.size());
             blocks.upload(all, test.stream);
             auto result = test.tensor<float>(begin);
             apply_deltas(result.data(), device_begin.data(), blocks.data(), count, test.stream);
@@ -335,7 +335,7 @@ TEST_CASE("local steps: a block with a value that is not finite gives none that 
         values[3] = bad;
         auto w = test.tensor<float>(values), begin = test.tensor<float>(Doubles(300, 0.0)),
              error = test.tensor<float>(Doubles(300, 0.0));
-        auto blocks = test.arena.allocate<DeltaBlock>("test/blocks", 2);
+        auto blocks = test.arena.allocate<Int8Block>("test/blocks", 2);
         compress_deltas(blocks.data(), 2, error.data(), w.data(), begin.data(), 300, test.stream);
         apply_deltas(w.data(), begin.data(), blocks.data(), 300, test.stream);
         const Doubles found = w.values();

@@ -11,8 +11,9 @@ CheckpointKeeper::CheckpointKeeper(const TrainerParts& parts, Agreement& agreeme
       matmul_choices_(matmul_choices),
       // every rank that writes a unit gets tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
-                parts.groups.stage && parts.groups.stage->rank() < parts.step.stage().table().units(), parts.arena,
-                parts.step.stage().stream(), 1 << 20, parts.groups.all) {}
+                parts.groups.stage && (parts.groups.stage->rank() < parts.step.stage().table().units() ||
+                                       parts.options.grad_compression != GradCompression::none),
+                parts.arena, parts.step.stage().stream(), 1 << 20, parts.groups.all) {}
 
 void CheckpointKeeper::prepare() {
     if (!folder_.empty()) host_tensors_.emplace(tensors_of(parts_.step), gatherer_);

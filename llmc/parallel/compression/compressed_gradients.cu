@@ -1,0 +1,95 @@
+#include "llmc/parallel/compression/compressed_gradients.h"
+
+namespace {
+
+// Returns a tensor's shards in blocks, of a unit whose shards have `stride` blocks.
+ShardBlocks shards_of(const TensorLayout& tensor, std::int64_t ranks, std::int64_t stride = 0) {
+    return {ranks, tensor.padded / ranks, stride};
+}
+
+// Calls use.operator()<Block>() with the type of blocks.
+template <class Use>
+void with_block(GradCompression how, Use&& use) {
+    switch (how) {
+        case GradCompression::none: ENSURE(false, "gradients that are not compressed, in blocks"); break;
+        case GradCompression::bf16_: use.template operator()<Bf16Block>(); break;
+        case GradCompression::int8: use.template operator()<Int8Block>(); break;
+    }
+}
+
+}   // namespace
+
+CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers& gradients,
+                                         const ModelState<float>& error, Communicator& ranks, Arena& arena)
+    : how_(how), gradients_(gradients), error_(error), ranks_(ranks) {
+    const ParamStorage& storage = gradients.storage();
+    ENSURE(gradients.type() == DType::fp32, "compressed gradients of ", name_of(gradients.type()));
+    ENSURE(!is_sharded(StateKind::gradients, storage.place().zero_stage), "compressed gradients in shards");
+    const std::int64_t N = ranks.size();
+    std::int64_t most = 0;
+    for (const UnitLayout& unit : storage.units()) {
+        std::int64_t blocks = 0;   // of one shard
+        std::vector<Part> parts;
+        for (int i : unit.tensors) {
+            const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+            if (!takes(tensor)) continue;
+            parts.push_back({tensor.param, blocks, shards_of(tensor, N)});
+            blocks += parts.back().shards.of_shard();
+        }
+        for (Part& part : parts) part.shards.stride = blocks;
+        most = std::max(most, blocks);
+        units_.push_back(std::move(parts));
+    }
+    with_block(how, [&]<class Block> {
+        const std::size_t words = static_cast<std::size_t>(N * most) * words_of_block<Block>();
+        sent_ = arena.allocate<std::int32_t>("compressed gradients/sent", words);
+        received_ = arena.allocate<std::int32_t>("compressed gradients/received", words);
+    });
+}
+
+void CompressedGradients::reduce(int slot, cudaStream_t stream) {
+    const std::vector<Part>& parts = units_[static_cast<std::size_t>(slot)];
+    if (parts.empty()) return;
+    with_block(how_, [&]<class Block> { reduce_blocks<Block>(parts, stream); });
+}
+
+template <class Block>
+void CompressedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStream_t stream) {
+    Block* const sent = reinterpret_cast<Block*>(sent_.data());
+    const Block* const received = reinterpret_cast<const Block*>(received_.data());
+    const std::int64_t blocks = parts.front().shards.stride;
+    const std::size_t words = static_cast<std::size_t>(blocks) * words_of_block<Block>();
+    for (const Part& part : parts) {
+        compress_gradients(sent + part.first, part.shards, error_.tensor(part.param),
+                           gradients_.tensor(part.param).as<float>(), stream);
+    }
+    ranks_.all_to_all(received_.data(), sent_.data(), words, stream);
+    if (is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage)) {
+        for (const Part& part : parts) {
+            sum_blocks(gradients_.owned(part.param).as<float>(), received + part.first, part.shards, stream);
+        }
+        return;
+    }
+    for (const Part& part : parts) {
+        round_sum(sent + ranks_.rank() * blocks + part.first, received + part.first, part.shards,
+                  error_.shard(part.param), stream);
+    }
+    ranks_.all_gather(sent_.data(), sent_.data() + static_cast<std::size_t>(ranks_.rank()) * words, words, stream);
+    for (const Part& part : parts) {
+        expand_blocks(gradients_.tensor(part.param).as<float>(), sent + part.first, part.shards, stream);
+    }
+}
+
+double compressed_traffic(const ParamStorage& storage, GradCompression how) {
+    const RankLayout& place = storage.place();
+    const std::int64_t N = group_size(place.mesh, zero_axes);
+    double bytes = 0;
+    with_block(how, [&]<class Block> {
+        for (const TensorLayout& tensor : storage.tensors()) {
+            if (!is_compressed(storage.table()[tensor.param].tensor, place.mesh)) continue;
+            bytes += static_cast<double>(N * shards_of(tensor, N).of_shard()) * sizeof(Block);
+        }
+    });
+    const double hops = is_sharded(StateKind::optimizer, place.zero_stage) ? 1 : 2;
+    return hops * static_cast<double>(N - 1) / static_cast<double>(N) * bytes;
+}

@@ -1,0 +1,250 @@
+// Compressed gradients: what is applied and what is left out add up to all gradients, replicas stay equal, checkpoints
+// restore what is left out, bytes are the formula's.
+#include <doctest/doctest.h>
+
+#include "llmc/parallel/compression/compressed_gradients.h"
+#include "llmc/run/local_steps_testing.h"
+#include "llmc/run/save_training_state_testing.h"
+#include "llmc/run/stopping/health.h"
+
+using namespace local_steps_testing;
+
+namespace {
+
+constexpr GradCompression codecs[]{GradCompression::bf16_, GradCompression::int8};
+
+OptimizerOptions compressed(GradCompression how) {
+    OptimizerOptions options = local_steps(0);
+    options.grad_compression = how;
+    return options;
+}
+
+// Values of a state laid out as gradients are: of all this rank holds, or only of what it owns.
+Floats values_of(Trainee& own, const ModelState<float>& state, bool owned) {
+    own.step.finish_reductions();
+    Floats all;
+    const ParamStorage& storage = own.stage.storage();
+    for (const TensorLayout& place : state.storage().tensors()) {
+        const StateKind kind = owned ? StateKind::optimizer : StateKind::gradients;
+        const float* const from = owned ? state.owned(place.param) : state.tensor(place.param);
+        const auto buffer = state.unit(place.slot);
+        const Floats part = buffer.download(own.stream, static_cast<std::size_t>(from - buffer.data()),
+                                            static_cast<std::size_t>(storage.padded_elements(place, kind)));
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+Floats errors(Trainee& own) { return values_of(own, own.step.optimizer().state(kGradientError), false); }
+
+// What a step applies of the sum over ranks, of all elements that this rank owns.
+Floats applied(Trainee& own) { return values_of(own, own.stage.gradients().kept().as<float>(), true); }
+
+// The sum over ranks of their errors, of the elements that this rank owns. Collective.
+std::vector<double> sum_of_errors(TestRank& me, Trainee& own) {
+    const std::vector<std::string> of_all = me.world.gather_text(bits(errors(own)));
+    std::vector<double> result;
+    const ParamStorage& storage = own.stage.storage();
+    std::size_t begin = 0;   // of a tensor in the whole state
+    for (const TensorLayout& place : storage.tensors()) {
+        const std::int64_t from = storage.owned_offset(place, StateKind::gradients);
+        for (std::int64_t i = 0; i < storage.padded_elements(place, StateKind::optimizer); i++) {
+            double sum = 0;
+            for (const std::string& one : of_all) {
+                sum += static_cast<double>(
+                    reinterpret_cast<const float*>(one.data())[begin + static_cast<std::size_t>(from + i)]);
+            }
+            result.push_back(sum);
+        }
+        begin += static_cast<std::size_t>(place.padded);
+    }
+    return result;
+}
+
+void save(TestRank& me, Trainee& own, const std::string& folder, int step) {
+    const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
+    RunState state;
+    state.step = step;
+    save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
+                        {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
+}
+void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
+    load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step), own.stream,
+                        OptimizerKind::adamw, reset);
+}
+
+}   // namespace
+
+TEST_CASE("compressed gradients: what was applied and what is left out add up to all gradients; without feedback not") {
+    constexpr int steps = 12;
+    for (const int ranks : {2, 3}) {
+        for (const int zero : {0, 1}) {
+            for (const GradCompression how : codecs) {
+                on_ranks(ranks, [&](TestRank& me) {
+                    Trainee plain(local_steps(0), me.arena, me.stream, &me.world, zero),
+                        own(compressed(how), me.arena, me.stream, &me.world, zero),
+                        forgetful(compressed(how), me.arena, me.stream, &me.world, zero);
+                    std::vector<double> off, off_without;   // applied less given, over all steps
+                    double largest = 0;
+                    for (int step = 1; step <= steps; step++) {   // of the same samples, so a bias adds up
+                        for (Trainee* one : {&plain, &own, &forgetful}) one->gradients(1);
+                        const Floats given = applied(plain), sent = applied(own), unfed = applied(forgetful);
+                        off.resize(given.size()), off_without.resize(given.size());
+                        for (std::size_t i = 0; i < given.size(); i++) {
+                            off[i] += static_cast<double>(sent[i]) - static_cast<double>(given[i]);
+                            off_without[i] += static_cast<double>(unfed[i]) - static_cast<double>(given[i]);
+                            largest = std::max(largest, std::abs(static_cast<double>(given[i])));
+                        }
+                        forgetful.step.optimizer().state(kGradientError).zero(me.stream);
+                    }
+                    const std::vector<double> left = sum_of_errors(me, own);
+                    me.require(left.size() == off.size(), left.size(), " errors for ", off.size(), " gradients");
+                    double most = 0, squares = 0, squares_without = 0;
+                    for (std::size_t i = 0; i < off.size(); i++) {
+                        most = std::max(most, std::abs(off[i] + left[i]));
+                        squares += off[i] * off[i], squares_without += off_without[i] * off_without[i];
+                    }
+                    me.require(most < 2e-5 * largest, "ZeRO ", zero, ": an element is ", most, " off, of gradients to ",
+                               largest);
+                    me.require(squares > 0 && squares_without > 16 * squares, "ZeRO ", zero, ": with feedback ",
+                               squares, " squares are missing, without ", squares_without);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("compressed gradients: replicas have the same bits after 50 steps, near those whose gradients are whole") {
+    for (const int ranks : {2, 3}) {
+        for (const int zero : {0, 1}) {
+            for (const GradCompression how : codecs) {
+                on_ranks(ranks, [&](TestRank& me) {
+                    Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
+                        plain(local_steps(0), me.arena, me.stream, &me.world, zero);
+                    float loss = 0, expected = 0;
+                    for (int step = 1; step <= 50; step++) {
+                        loss = own.train(step).loss, expected = plain.train(step).loss;
+                    }
+                    const std::string differs = differing_replicas(
+                        me.world.gather_text(replica_hashes(tensors_of(own.step), me.stream).tensors));
+                    me.require(differs.empty(), differs);
+                    if (zero == 0) me.require(all_have(me, own.values()), "other weights on another rank");
+                    me.require(!all_have(me, errors(own)), "ranks left out the same");
+                    me.require(own.values() != plain.values(), "nothing was compressed");
+                    me.require(std::abs(loss / expected - 1) < 1e-2f, "loss ", loss, " for ", expected);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("compressed gradients: bytes are the formula's") {
+    for (const int ranks : {2, 3}) {
+        for (const int zero : {0, 1}) {
+            for (const GradCompression how : codecs) {
+                on_ranks(ranks, [&](TestRank& me) {
+                    Trainee own(compressed(how), me.arena, me.stream, &me.world, zero);
+                    own.train(1);
+                    own.step.wait_for_all_gather();
+                    own.groups.zero->reset_traffic();
+                    own.gradients(2);
+                    own.step.result();
+                    // groups of one kind of ranks may be one communicator: less the step's sums
+                    const Traffic sent = own.groups.zero->traffic();
+                    const double f = static_cast<double>(ranks - 1) / ranks;
+                    const double numbers = own.groups.zero == own.groups.all ? 2 * f * step_sums * sizeof(double) : 0.0;
+                    const double formula = compressed_traffic(own.stage.storage(), how);
+                    me.require(std::abs(sent.total() - numbers - formula) < 1e-6 * formula, sent.total() - numbers,
+                               " bytes for ", formula);
+                    double by_hand = 0;
+                    for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                        const std::int64_t blocks = (tensor.padded / ranks + 255) / 256;
+                        by_hand += static_cast<double>(ranks * blocks * (how == GradCompression::int8 ? 260 : 512));
+                    }
+                    by_hand *= (zero == 0 ? 2 : 1) * f;
+                    me.require(std::abs(formula / by_hand - 1) < 1e-9, formula, " bytes for ", by_hand);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
+    for (const int ranks : {2, 3}) {
+        for (const int zero : {0, 1}) {
+            const SharedFolder folder;
+            on_ranks(ranks, [&](TestRank& me) {
+                const OptimizerOptions how = compressed(codecs[zero]);
+                Trainee own(how, me.arena, me.stream, &me.world, zero);
+                for (int step = 1; step <= 5; step++) {
+                    own.train(step);
+                    save(me, own, folder / "run", step);
+                }
+                for (int cut = 1; cut <= 4; cut++) {
+                    Trainee resumed(how, me.arena, me.stream, &me.world, zero);
+                    resumed.train(1);   // what is overwritten
+                    load(resumed, folder / "run", cut);
+                    me.require(!all_zero(errors(resumed)), "errors that are zero");
+                    for (int step = cut + 1; step <= 5; step++) resumed.train(step);
+                    me.require(resumed.values() == own.values(), "cut after step ", cut, ": other weights");
+                    me.require(errors(resumed) == errors(own), "cut after step ", cut, ": other errors");
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("compressed gradients: other numbers of ranks, and runs with new moments, begin with nothing left out") {
+    const SharedFolder folder;
+    on_ranks(3, [&](TestRank& me) {
+        Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, 1),
+            plain(local_steps(0), me.arena, me.stream, &me.world, 1);
+        own.train(1), plain.train(1);
+        save(me, own, folder / "three", 1);
+        save(me, plain, folder / "whole", 1);
+        load(own, folder / "three", 1, true);
+        me.require(all_zero(errors(own)), "errors from before the new moments");
+        own.train(2);
+        load(own, folder / "whole", 1);
+        me.require(all_zero(errors(own)), "errors of another run");
+        load(plain, folder / "three", 1);   // a run without compression leaves them out
+        plain.train(2);
+    });
+    if (!ranks_are_threads()) return;
+    on_ranks(2, [&](TestRank& me) {
+        const std::string three = folder / "three/" + checkpoint_name(1);
+        Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, 0);
+        me.require(saved_data_ranks(real_files(), three, own.stage.table()) == 3, "not of three ranks");
+        me.require(saved_data_ranks(real_files(), folder / "whole/" + checkpoint_name(1), own.stage.table()) == 0,
+                   "errors of a run without");
+        own.train(1);
+        load(own, folder / "three", 1);
+        me.require(all_zero(errors(own)), "errors of other ranks");
+        own.train(2);
+    });
+}
+
+TEST_CASE("compressed gradients: a step whose update is left out leaves nothing behind, and later ones go on") {
+    for (const int zero : {0, 1}) {
+        for (const GradCompression how : codecs) {
+            on_ranks(2, [&](TestRank& me) {
+                Trainee own(compressed(how), me.arena, me.stream, &me.world, zero);
+                own.train(1);
+                me.require(!all_zero(errors(own)), "nothing was left out");
+                const Floats before = own.values();
+                own.gradients(2, true);   // on every rank, so that their norm is not finite
+                own.step.update(2, own.how.lr);
+                me.require(!std::isfinite(own.step.result().grad_norm), "the norm is finite");
+                me.require(own.values() == before && all_zero(errors(own)), "something moved, or is left");
+                StepResult after = own.train(3);
+                me.require(after.grad_norm < 100 && own.values() != before, "the next step has a norm of ",
+                           after.grad_norm);
+                me.require(!all_zero(errors(own)), "nothing is left out any more");
+                own.gradients(4);
+                own.step.skip_update(4);
+                me.require(all_zero(errors(own)), "errors of an update that the host has left out");
+                after = own.train(5);
+                me.require(after.grad_norm < 100, "norm ", after.grad_norm);
+            });
+        }
+    }
+}
