@@ -32,32 +32,74 @@ constexpr float kGeluCubic = 0.044715f;
 template <class Real>
 constexpr bool kGeluByExp2 = exp2_is_an_instruction && !std::is_same_v<Real, float>;
 
-// Returns s = 1 / (1 + e^(-2u)).
-template <class Real>
-__device__ __forceinline__ float gelu_sigmoid(float x) {
+// Computes s = 1 / (1 + e^(-2u)) of N values, one step of all after the other: a step takes several cycles, and
+// compilers keep the order where registers are short.
+template <class Real, int N>
+__device__ __forceinline__ void gelu_sigmoids(float (&s)[N], const float (&x)[N]) {
     if constexpr (kGeluByExp2<Real>) {
         constexpr float linear = -kGeluScale * kLog2E, cubic = linear * kGeluCubic;
-        return __fdividef(1.0f, 1.0f + exp2_approximate(x * fmaf(x * x, cubic, linear)));
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] = x[k] * x[k];
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] = fmaf(s[k], cubic, linear);
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] *= x[k];
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] = exp2_approximate(s[k]);
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] += 1.0f;
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] = __fdividef(1.0f, s[k]);
     } else {
-        return sigmoid_for<Real>(kGeluScale * x * fmaf(kGeluCubic * x, x, 1.0f));
+#pragma unroll
+        for (int k = 0; k < N; k++) s[k] = sigmoid_for<Real>(kGeluScale * x[k] * fmaf(kGeluCubic * x[k], x[k], 1.0f));
     }
 }
 
+// Computes gelu(x) of N values.
+template <class Real, int N>
+__device__ __forceinline__ void gelu_of(float (&gelu)[N], const float (&x)[N]) {
+    float s[N];
+    gelu_sigmoids<Real>(s, x);
+#pragma unroll
+    for (int k = 0; k < N; k++) gelu[k] = x[k] * s[k];
+}
+
+// Computes gelu'(x) = s + x s (1 - s) 2u' of N values, with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+template <class Real, int N>
+__device__ __forceinline__ void gelu_slopes(float (&slope)[N], const float (&x)[N]) {
+    float s[N];
+    gelu_sigmoids<Real>(s, x);
+    if constexpr (kGeluByExp2<Real>) {
+#pragma unroll
+        for (int k = 0; k < N; k++) slope[k] = x[k] * x[k];
+#pragma unroll
+        for (int k = 0; k < N; k++) slope[k] = x[k] * fmaf(slope[k], 3.0f * kGeluScale * kGeluCubic, kGeluScale);
+#pragma unroll
+        for (int k = 0; k < N; k++) slope[k] = fmaf(slope[k], fmaf(-s[k], s[k], s[k]), s[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const float slope_of_2u = kGeluScale * fmaf(3.0f * kGeluCubic * x[k], x[k], 1.0f);
+            slope[k] = fmaf(x[k] * slope_of_2u, s[k] * (1.0f - s[k]), s[k]);
+        }
+    }
+}
+
+// The same of one value.
 template <class Real>
 __device__ __forceinline__ float gelu_of(float x) {
-    return x * gelu_sigmoid<Real>(x);
+    const float one[1] = {x};
+    float gelu[1];
+    gelu_of<Real>(gelu, one);
+    return gelu[0];
 }
-
-// Returns gelu'(x) = s + x s (1 - s) 2u', with 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 template <class Real>
 __device__ __forceinline__ float gelu_slope(float x) {
-    const float s = gelu_sigmoid<Real>(x);
-    if constexpr (kGeluByExp2<Real>) {
-        return fmaf(x * fmaf(x * x, 3.0f * kGeluScale * kGeluCubic, kGeluScale), fmaf(-s, s, s), s);
-    } else {
-        const float slope_of_2u = kGeluScale * fmaf(3.0f * kGeluCubic * x, x, 1.0f);
-        return fmaf(x * slope_of_2u, s * (1.0f - s), s);
-    }
+    const float one[1] = {x};
+    float slope[1];
+    gelu_slopes<Real>(slope, one);
+    return slope[0];
 }
 
 template <class Real>

@@ -150,6 +150,18 @@ __device__ __forceinline__ void hopper_matmul_produce(const HopperMatmulMaps& ma
 
 __device__ __forceinline__ float low_bf16(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ void unpack_pairs(float (&values)[8], const std::uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) values[i] = i % 2 == 0 ? low_bf16(pairs[i / 2]) : high_bf16(pairs[i / 2]);
+}
+__device__ __forceinline__ void add_pairs(float (&values)[8], const std::uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) values[i] += i % 2 == 0 ? low_bf16(pairs[i / 2]) : high_bf16(pairs[i / 2]);
+}
+__device__ __forceinline__ void pack_pairs(std::uint32_t (&pairs)[4], const float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[i] = pack_bf16(values[2 * i], values[2 * i + 1]);
+}
 
 // One of the two computing groups (`group` is 0 or 1).
 template <class Tile, bool TRANSPOSED, HopperMatmulEnd END>
@@ -244,30 +256,34 @@ struct HopperMatmulGroup {
 #pragma unroll
             for (int part = 0; part < 4; part++) {   // rows 0, 8, 64 and 72 after the lane's first
                 const int further = part / 2 * 64 + part % 2 * 8;
-                std::uint32_t pairs[4], activated[4];
+                float values[8];   // of the lane's four pairs
+                std::uint32_t pairs[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int sum = 32 * PANEL + 4 * (j + i) + part % 2 * 2;
-                    float x = sums[part / 2][sum], y = sums[part / 2][sum + 1];
-                    if constexpr (!TRANSPOSED) {
-                        const std::uint32_t shift = bias_of_group()[32 * PANEL + 4 * (j + i) + lane % 4];
-                        x += low_bf16(shift), y += high_bf16(shift);
+                for (int i = 0; i < 8; i++) {
+                    values[i] = sums[part / 2][32 * PANEL + 4 * (j + i / 2) + part % 2 * 2 + i % 2];
+                }
+                if constexpr (!TRANSPOSED) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) pairs[i] = bias_of_group()[32 * PANEL + 4 * (j + i) + lane % 4];
+                    add_pairs(values, pairs);
+                }
+                if constexpr (Tile::reads_beside) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        pairs[i] = *reinterpret_cast<const std::uint32_t*>(beside + further * 128 +
+                                                                           ((j + i) ^ first_row % 8) * 16);
                     }
-                    if constexpr (Tile::reads_beside) {
-                        const std::uint32_t other = *reinterpret_cast<const std::uint32_t*>(
-                            beside + further * 128 + ((j + i) ^ first_row % 8) * 16);
-                        const float bx = low_bf16(other), by = high_bf16(other);
-                        if constexpr (END == HopperMatmulEnd::add) {
-                            x += bx, y += by;
-                        } else {
-                            x *= gelu_slope<bf16>(bx), y *= gelu_slope<bf16>(by);
-                        }
-                    }
-                    pairs[i] = pack_bf16(x, y);
-                    if constexpr (END == HopperMatmulEnd::gelu) {
-                        activated[i] = pack_bf16(gelu_of<bf16>(low_bf16(pairs[i])), gelu_of<bf16>(high_bf16(pairs[i])));
+                    if constexpr (END == HopperMatmulEnd::add) {
+                        add_pairs(values, pairs);
+                    } else {
+                        float pre_gelu[8], slopes[8];
+                        unpack_pairs(pre_gelu, pairs);
+                        gelu_slopes<bf16>(slopes, pre_gelu);
+#pragma unroll
+                        for (int i = 0; i < 8; i++) values[i] *= slopes[i];
                     }
                 }
+                pack_pairs(pairs, values);
                 const int token = place.token + first_row + further, channel = first_channel + 8 * j + lane % 4 * 8;
                 const bool inside = token < sizes.tokens && channel < sizes.channels;
                 const std::int64_t at = token * results.stride + channel;
@@ -276,6 +292,11 @@ struct HopperMatmulGroup {
                     if (inside) *reinterpret_cast<uint4*>(to + at) = make_uint4(four[0], four[1], four[2], four[3]);
                 };
                 if constexpr (END == HopperMatmulEnd::gelu) {
+                    float pre_gelu[8];
+                    std::uint32_t activated[4];
+                    unpack_pairs(pre_gelu, pairs);
+                    gelu_of<bf16>(values, pre_gelu);
+                    pack_pairs(activated, values);
                     store(results.pre_gelu, pairs);
                     store(results.out, activated);
                 } else {
