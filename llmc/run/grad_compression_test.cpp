@@ -3,20 +3,19 @@
 #include <doctest/doctest.h>
 
 #include "llmc/parallel/compression/compressed_gradients.h"
-#include "llmc/run/local_steps_testing.h"
-#include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/stopping/health.h"
+#include "llmc/run/trainee_testing.h"
 
-using namespace local_steps_testing;
+using namespace trainee_testing;
 
 namespace {
 
 constexpr GradCompression codecs[]{GradCompression::bf16_, GradCompression::int8};
 
-OptimizerOptions compressed(GradCompression how) {
-    OptimizerOptions options = local_steps(0);
-    options.grad_compression = how;
-    return options;
+OptimizerOptions compressed(GradCompression codec) {
+    OptimizerOptions how = options();
+    how.grad_compression = codec;
+    return how;
 }
 
 // Values of a state laid out as gradients are: of all this rank holds, or only of what it owns.
@@ -60,18 +59,6 @@ std::vector<double> sum_of_errors(TestRank& me, Trainee& own) {
     return result;
 }
 
-void save(TestRank& me, Trainee& own, const std::string& folder, int step) {
-    const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
-    RunState state;
-    state.step = step;
-    save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
-                        {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
-}
-void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
-    load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step), own.stream,
-                        OptimizerKind::adamw, reset);
-}
-
 }   // namespace
 
 TEST_CASE("compressed gradients: what was applied and what is left out add up to all gradients; without feedback not") {
@@ -80,7 +67,7 @@ TEST_CASE("compressed gradients: what was applied and what is left out add up to
         for (const int zero : {0, 1}) {
             for (const GradCompression how : codecs) {
                 on_ranks(ranks, [&](TestRank& me) {
-                    Trainee plain(local_steps(0), me.arena, me.stream, &me.world, zero),
+                    Trainee plain(options(), me.arena, me.stream, &me.world, zero),
                         own(compressed(how), me.arena, me.stream, &me.world, zero),
                         forgetful(compressed(how), me.arena, me.stream, &me.world, zero);
                     std::vector<double> off, off_without;   // applied less given, over all steps
@@ -119,7 +106,7 @@ TEST_CASE("compressed gradients: replicas have the same bits after 50 steps, nea
             for (const GradCompression how : codecs) {
                 on_ranks(ranks, [&](TestRank& me) {
                     Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
-                        plain(local_steps(0), me.arena, me.stream, &me.world, zero);
+                        plain(options(), me.arena, me.stream, &me.world, zero);
                     float loss = 0, expected = 0;
                     for (int step = 1; step <= 50; step++) {
                         loss = own.train(step).loss, expected = plain.train(step).loss;
@@ -197,7 +184,7 @@ TEST_CASE("compressed gradients: other numbers of ranks, and runs with new momen
     const SharedFolder folder;
     on_ranks(3, [&](TestRank& me) {
         Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, 1),
-            plain(local_steps(0), me.arena, me.stream, &me.world, 1);
+            plain(options(), me.arena, me.stream, &me.world, 1);
         own.train(1), plain.train(1);
         save(me, own, folder / "three", 1);
         save(me, plain, folder / "whole", 1);
@@ -231,7 +218,7 @@ TEST_CASE("compressed gradients: a step whose update is left out leaves nothing 
                 own.train(1);
                 me.require(!all_zero(errors(own)), "nothing was left out");
                 const Floats before = own.values();
-                own.gradients(2, true);   // on every rank, so that their norm is not finite
+                own.gradients(2, {.huge = true});   // on every rank, so that their norm is not finite
                 own.step.update(2, own.how.lr);
                 me.require(!std::isfinite(own.step.result().grad_norm), "the norm is finite");
                 me.require(own.values() == before && all_zero(errors(own)), "something moved, or is left");
