@@ -7,13 +7,6 @@
 
 #include "llmc/kernels/optim/rounded_blocks.cuh"
 
-// A tensor's shards in blocks. Block b of shard r is block r * stride + b.
-struct ShardBlocks {
-    std::int64_t ranks = 1, shard = 0;   // elements of a shard
-    std::int64_t stride = 0;             // blocks from one shard's to the next one's
-    std::int64_t of_shard() const { return rounded_blocks(shard); }
-};
-
 // Writes blocks of gradient + error, (ranks x shard), and to error what rounding leaves out, which is not finite where
 // a number is not.
 template <class Block>

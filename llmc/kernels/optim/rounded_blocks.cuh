@@ -11,9 +11,9 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/optim/shard_blocks.h"
 #include "llmc/kernels/rows/reduce.cuh"
 
-constexpr int kRoundedBlock = 256;   // elements
 constexpr int kRoundingThreads = 256;
 
 struct Int8Block {
@@ -33,8 +33,6 @@ constexpr std::size_t words_of_block() {
     static_assert(sizeof(Block) % sizeof(std::int32_t) == 0);
     return sizeof(Block) / sizeof(std::int32_t);
 }
-
-inline std::int64_t rounded_blocks(std::int64_t elements) { return (elements + kRoundedBlock - 1) / kRoundedBlock; }
 
 // Rounds value(i) of a block's elements to `out`, and calls left(i, rest), whose rest is not finite where value(i) or,
 // in 8 bits, another of the block is not.

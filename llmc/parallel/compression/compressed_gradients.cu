@@ -1,5 +1,7 @@
 #include "llmc/parallel/compression/compressed_gradients.h"
 
+#include "llmc/kernels/optim/gradient_blocks.cuh"
+
 namespace {
 
 // Returns a tensor's shards in blocks, of a unit whose shards have `stride` blocks.

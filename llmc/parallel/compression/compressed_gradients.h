@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "llmc/kernels/optim/gradient_blocks.cuh"
+#include "llmc/kernels/optim/shard_blocks.h"
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/process/comm.h"
