@@ -18,7 +18,9 @@
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
 # Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip, and the headers that `make deps` installs. Where
-# nothing can be installed these may lie in third_party/include (docs/performance.md). Not run on a GPU yet.
+# nothing can be installed these may lie in third_party/include (docs/performance.md). On one H200 with
+# 16 cores (2026-11-26) both builds for kernels and step took 124 s; what follows the tests of kernels has not run as a
+# whole yet.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 parts=(build kernels model speed sanitize ranks)
@@ -150,7 +152,9 @@ bench step 90 'step*'
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
 failed_before=$failed
-step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*'
+# what knows no device is left out: it takes longer than all the rest
+step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*' \
+    -sfe='*/tokenizer/*,*/data/*,*/io/*,*/report/*'
 if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by file, the others are heard too
     for file in llmc/base/*_test.c* llmc/kernels/*_test.c* llmc/kernels/*/*_test.c*; do
         [[ $file == *_host_test.* || $file == *hopper* || $file == *_onednn_test.* ]] ||

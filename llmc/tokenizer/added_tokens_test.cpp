@@ -58,13 +58,15 @@ TEST_CASE("added_tokens: ids are those of the tokenizers package, and so is what
             CAPTURE(name);
             CAPTURE(text);
             try {
-                CHECK(encode(tokenizer, text, SpecialText::encode) == ids_in(entry.elements()[1]));
-                CHECK(encode(tokenizer, text, SpecialText::ordinary) == ids_in(entry.elements()[2]));
-                CHECK(encode(again, text, SpecialText::encode) == ids_in(entry.elements()[1]));
-                texts++;
+                encode(tokenizer, text, SpecialText::encode);
             } catch (const Error& error) {   // a build without ICU
                 CHECK(error.kind() == ErrorKind::usage);
+                continue;
             }
+            CHECK(encode(tokenizer, text, SpecialText::encode) == ids_in(entry.elements()[1]));
+            CHECK(encode(tokenizer, text, SpecialText::ordinary) == ids_in(entry.elements()[2]));
+            CHECK(encode(again, text, SpecialText::encode) == ids_in(entry.elements()[1]));
+            texts++;
         }
     }
     CHECK(texts > 100);

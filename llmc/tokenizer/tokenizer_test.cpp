@@ -247,13 +247,15 @@ TEST_CASE("tokenizer: normal form C, what others put around a text and who leave
     CHECK(again.data().post_processor == data.post_processor);
     CHECK(again.data().is_special == data.is_special);
     CHECK(again.end_of_text() == tokenizer.end_of_text());
-    try {
-        CHECK(encode(again, "e\xcc\x81 the") == Ids{259, 258});
-        CHECK(encode(again, "e\xcc\x81\xff") == Ids{259, 0xff});
+    try {   // outside of CHECK, which keeps what is thrown
+        encode(again, "e\xcc\x81 the");
     } catch (const Error& problem) {
         CHECK(problem.kind() == ErrorKind::usage);
         MESSAGE("skipped: ", problem.message());
+        return;
     }
+    CHECK(encode(again, "e\xcc\x81 the") == Ids{259, 258});
+    CHECK(encode(again, "e\xcc\x81\xff") == Ids{259, 0xff});
 }
 
 TEST_CASE("tokenizer: GPT-2's ids, as tiktoken gives them") {

@@ -37,9 +37,10 @@ std::string_view to_nfc(std::string_view text, std::string& storage) {
 #else
 
 std::string_view to_nfc(std::string_view text, std::string&) {
-    constexpr unsigned char lead_of_u0300 = 0xcc;
+    constexpr unsigned char lead_of_u0300 = 0xcc, last_lead = 0xf4;   // bytes above begin no character
     for (std::size_t at = 0; at < text.size(); at++) {
-        if (static_cast<unsigned char>(text[at]) < lead_of_u0300) continue;
+        const auto byte = static_cast<unsigned char>(text[at]);
+        if (byte < lead_of_u0300 || byte > last_lead) continue;
         throw Error(ErrorKind::usage,
                     ::text("this build has no ICU, which brings text to the tokenizer's normal form "
                            "(NFC): byte ",
