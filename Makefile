@@ -129,7 +129,7 @@ $(call common_object,llmc/kernels/attention/attention_cudnn.cpp): OPTIMIZE = -Og
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
-$(call common_object,llmc/kernels/attention/attention_hopper.cu): PTXAS_NOTES = dev/tools/ptxas_notes.sh $(PTXAS)
+$(foreach f,attention/attention_hopper matmul/matmul_hopper,$(call common_object,llmc/kernels/$(f).cu)): PTXAS_NOTES = dev/tools/ptxas_notes.sh $(PTXAS)
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.

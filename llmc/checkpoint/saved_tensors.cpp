@@ -198,7 +198,7 @@ void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) 
             gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer, only_owned);
         };
         if (state != nullptr) {
-            gather(state->values, data < 0);   // of the writer's data rank, or of the owners
+            gather(state->values, data < 0);   // values of the writer's data rank, or of the owners
         } else {
             gather(tensors.parameters, false);
         }

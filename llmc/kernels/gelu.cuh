@@ -86,7 +86,7 @@ __device__ __forceinline__ void gelu_slopes(float (&slope)[N], const float (&x)[
     }
 }
 
-// The same of one value.
+// Compute both of one value.
 template <class Real>
 __device__ __forceinline__ float gelu_of(float x) {
     const float one[1] = {x};

@@ -56,7 +56,7 @@ struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
     bool delayed = false;   // `gradients` are delayed ones, which reduce_delayed() reduces
-    GradCompression compression = GradCompression::none;   // of sums over `ZeroGroups::zero`; stages 0 and 1
+    GradCompression compression = GradCompression::none;   // how sums travel over `ZeroGroups::zero`; stages 0 and 1
     ModelState<float> gradient_error = {};                 // with compression
 };
 

@@ -51,7 +51,7 @@ struct MatmulOptions {
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
     int tries = 1;
-    OwnKernels own_kernels = OwnKernels::never;   // whether kernels of matmul_hopper.h are among the tried
+    OwnKernels own_kernels = OwnKernels::never;   // tries kernels of matmul_hopper.h, too
     double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
     // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};

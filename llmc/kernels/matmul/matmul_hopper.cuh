@@ -41,7 +41,7 @@ struct HopperMatmulSizes {
     int tokens, channels, depth;
 };
 
-// What a kernel reads and writes without copies of tiles.
+// Memory that a kernel reads and writes without copies of tiles.
 struct HopperMatmulResults {
     bf16* out;        // rows `stride` apart
     bf16* pre_gelu;   // `beside` of HopperMatmulEnd::gelu, likewise
@@ -58,7 +58,7 @@ struct HopperMatmulTile {
     static constexpr int in_bytes = rows * row_bytes, weight_bytes = columns * row_bytes;
     static constexpr int stage_bytes = in_bytes + weight_bytes;
     static constexpr int weight_panel = depth * row_bytes;   // 64 of the depth, 64 channels: MN-major weights only
-    static constexpr int panels = columns / 64;              // of results and of `beside`
+    static constexpr int panels = columns / 64;              // results or `beside`
     static constexpr int panel_bytes = rows * 128;
     static constexpr bool reads_beside = hopper_matmul_reads_beside(END);
     static constexpr int group_beside_bytes = reads_beside ? panels * panel_bytes : 0;
@@ -187,7 +187,7 @@ struct HopperMatmulGroup {
     __device__ __forceinline__ void free(int stage) {
         if (lane == 0) mbarrier_arrive(barriers.free(stage));
     }
-    __device__ __forceinline__ std::uint32_t* bias_of_group() const {   // of pairs of channels
+    __device__ __forceinline__ std::uint32_t* bias_of_group() const {   // pairs of channels
         return reinterpret_cast<std::uint32_t*>(shared + Tile::bias_offset) + group * (Tile::columns / 2);
     }
     __device__ __forceinline__ int beside_offset(int panel) const {
@@ -256,7 +256,7 @@ struct HopperMatmulGroup {
 #pragma unroll
             for (int part = 0; part < 4; part++) {   // rows 0, 8, 64 and 72 after the lane's first
                 const int further = part / 2 * 64 + part % 2 * 8;
-                float values[8];   // of the lane's four pairs
+                float values[8];   // the lane's four pairs
                 std::uint32_t pairs[4];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {

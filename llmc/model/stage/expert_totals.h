@@ -9,8 +9,8 @@
 #include "llmc/model/cut_points.h"
 #include "llmc/model/stage/stage_options.h"
 
-// What backwards have added up since begin(); rows of other stages' layers are 0. Empty if the model has no experts or
-// the stage no backward.
+// Holds what backwards have added up since begin(); rows of other stages' layers are 0. Empty if the model has no
+// experts or the stage no backward.
 struct ExpertTotalsMemory {
     DeviceBuffer<std::int32_t> counts;     // (L, E)
     DeviceBuffer<double> router_losses;    // the balance loss, the z-loss

@@ -30,7 +30,7 @@ CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers
     const std::int64_t N = ranks.size();
     std::int64_t most = 0;
     for (const UnitLayout& unit : storage.units()) {
-        std::int64_t blocks = 0;   // of one shard
+        std::int64_t blocks = 0;   // blocks in one shard
         std::vector<Part> parts;
         for (int i : unit.tensors) {
             const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];

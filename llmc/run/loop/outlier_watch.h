@@ -24,7 +24,7 @@ public:
     // warning, if one is too far above them.
     bool is_outlier(const StepResult& result);
 
-    const ZScores& scores() const { return z_; }   // of the last step
+    const ZScores& scores() const { return z_; }   // the last step's
 
 private:
     bool exceeds(const char* what, const char* flag, double z, float limit) const;
