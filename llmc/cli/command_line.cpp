@@ -95,13 +95,19 @@ void check_together(const Options& o) {
 }
 
 // Refuses local steps, late and compressed gradients where traffic is predicted: predictions count gradients in every
-// step as they are.
+// step, as they are.
 void check_predicted(Verb verb, const Options& o, bool layout) {
     const bool compressed = o.grad_compression != GradCompression::none;
     if (o.local.every == 0 && o.staleness == 0 && !compressed) return;
     const std::string given = o.local.every > 0 ? text("--local-steps ", o.local.every)
                               : compressed      ? text("--grad-compression ", name_of(o.grad_compression))
                                                 : text("--staleness ", o.staleness);
+    refuse_if(
+        verb == Verb::plan && compressed, "plan " + given + ": a plan counts gradients of 4 bytes an element",
+        "Leave it out: the plan is then that of gradients that travel as they are. --print-memory 1 knows what such "
+        "a run keeps.");
+    refuse_if(layout && compressed, given + " --layout auto: the search counts gradients of 4 bytes an element",
+              "Give the layout: --tp, --pp, --cp and --zero.");
     refuse_if(
         verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
         text("Leave it ", o.local.every > 0 ? "and --outer-... " : "",

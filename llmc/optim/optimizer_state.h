@@ -43,4 +43,4 @@ struct OptimizerState : OptimizerStateSpec {
 };
 
 // Returns the list of states for a run's options. `mesh` says which gradients can be compressed.
-std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh = {});
+std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh);

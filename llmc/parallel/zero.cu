@@ -196,11 +196,12 @@ void Zero::gradients_ready(int slot) {
 // Stages 0 and 1: reduces in place.
 void Zero::reduce(int slot) {
     const StateBuffers& gradients = states_.gradients;
-    if (compressed_) compressed_->reduce(slot, traffic());
-    auto travels = [&](const TensorLayout& tensor) { return !compressed_ || !compressed_->takes(tensor); };
+    CompressedGradients* const compressed = compresses_ ? compressed_.get() : nullptr;
+    if (compressed) compressed->reduce(slot, traffic());
+    auto travels = [&](const TensorLayout& tensor) { return !compressed || !compressed->takes(tensor); };
     for (const SpanLayout& span : spans(slot)) {
         Communicator* const ranks = group(span);
-        if (!shards(StateKind::optimizer) && compressed_) {
+        if (!shards(StateKind::optimizer) && compressed) {
             for_tensors(span, ranks, [&](const TensorLayout& tensor) {
                 const auto count = static_cast<std::size_t>(tensor.padded);
                 if (travels(tensor)) sum_gradients(*ranks, gradients.tensor(tensor.param), count, traffic());

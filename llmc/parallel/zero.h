@@ -85,6 +85,8 @@ public:
     // whose finish_gradients() waits for them, or wait_for_reductions().
     void reduce_delayed();
     void wait_for_reductions() { travelled_.wait(compute_); }
+    // With false, lets gradients travel as they are from now on, and what compression has left out stays as it is.
+    void compress(bool on) { compresses_ = on; }
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     void parameters_changed();
     // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
@@ -128,6 +130,7 @@ private:
     OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, travelled_;
     std::unique_ptr<CompressedGradients> compressed_;   // null: gradients travel as they are
+    bool compresses_ = true;                            // false: they do for now
     DeviceBuffer<std::byte> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
     bool reducing_ = false;   // a unit's gradients have left in this step

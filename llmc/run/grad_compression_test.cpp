@@ -210,6 +210,30 @@ TEST_CASE("compressed gradients: other numbers of ranks, and runs with new momen
     });
 }
 
+TEST_CASE("compressed gradients: passes whose gradients nobody applies leave what was left out as it is") {
+    for (const int zero : {0, 1}) {
+        on_ranks(2, [&](TestRank& me) {
+            Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, zero),
+                plain(options(), me.arena, me.stream, &me.world, zero);
+            own.step.begin_trial();
+            own.gradients(1), plain.gradients(1);
+            me.require(applied(own) == applied(plain), "gradients of a trial do not travel as they are");
+            me.require(all_zero(errors(own)), "a trial has left something out");
+            own.step.end_trial();
+            own.train(1);
+            const Floats before = errors(own);
+            me.require(!all_zero(before), "nothing was left out");
+            own.step.begin_trial();
+            own.gradients(2, {.huge = true});
+            own.step.result();
+            me.require(errors(own) == before, "a trial has changed what was left out");
+            own.step.end_trial();
+            own.train(2);
+            me.require(errors(own) != before, "nothing is compressed after a trial");
+        });
+    }
+}
+
 TEST_CASE("compressed gradients: a step whose update is left out leaves nothing behind, and later ones go on") {
     for (const int zero : {0, 1}) {
         for (const GradCompression how : codecs) {

@@ -132,9 +132,9 @@ void check_compression(const Options& o) {
     refuse_if(o.ep > 1, text(given, " --ep ", o.ep), "Experts that are dealt out have sums of their own: give --ep 1.");
     refuse_if(o.grad_dtype != DType::fp32, text(given, " --grad-dtype ", name_of(o.grad_dtype)),
               "Gradients are added up in fp32 until they are compressed: leave --grad-dtype out.");
-    refuse_if(o.optimizer == OptimizerKind::muon && o.zero == 1,
-              text(given, " --optimizer muon --zero 1: matrices have one owner each, not a shard on every rank"),
-              "Give --zero 0.");
+    refuse_if(o.optimizer == OptimizerKind::muon,
+              text(given, " --optimizer muon: its matrices have one owner each, not a shard on every rank"),
+              "Give another --optimizer.");
 }
 
 // Refuses group sizes that do not divide the heads of a tp rank.

@@ -643,7 +643,7 @@ TEST_CASE("layouts: with compressed gradients, likewise, near those of one proce
     Layout llama = all_axes(2, 1, 1, 2, 1);   // whose tp ranks have copies of heads
     llama.llama = true, llama.compression = GradCompression::int8;
     compare_runs({llama});
-    compare_runs({layouts[0]}, OptimizerKind::muon);
+    compare_runs({layouts[0]}, OptimizerKind::lamb);
 }
 
 // Copies must come to the same bits by themselves: nothing is shared inside a replica after such a move.

@@ -136,7 +136,7 @@ public:
           parameters_(arena, "parameters", storage_, StateKind::parameters) {
         OptimizerOptions options;
         options.master_weights = c.masters;
-        std::vector<OptimizerStateSpec> specs = optimizer_states(options);
+        std::vector<OptimizerStateSpec> specs = optimizer_states(options, {});
         specs.push_back({.name = "momentum", .keeps = [](const ParamInfo& info) { return info.is_matrix(); }});
         for (const OptimizerStateSpec& spec : specs) states_.emplace_back(spec, storage_, arena);
     }

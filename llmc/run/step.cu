@@ -171,6 +171,10 @@ void Step::skip_update(int step) {
     delay_gradients();
 }
 
+void Step::compress(bool on) {
+    if (zero_) zero_->compress(on);
+}
+
 // Drops what compression has left out of gradients that are not applied: it may be as large as what made them so.
 void Step::drop_gradient_errors(bool unless_updated) {
     if (compression_ == GradCompression::none) return;

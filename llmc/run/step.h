@@ -57,6 +57,10 @@ public:
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
+    // Begins and ends passes whose gradients nobody applies: what compression has left out of others stays as it is.
+    void begin_trial() { compress(false); }
+    void end_trial() { compress(true); }
+
     // Updates the parameters by the rule of --optimizer, and after the last of some local steps moves replicas
     // together. Steps count from 1. Leaves the update out if the norm or the loss is not finite.
     void update(int step, float learning_rate);
@@ -90,6 +94,7 @@ private:
     void exchange_tied_gradients();
     void delay_gradients();
     void drop_gradient_errors(bool unless_updated);
+    void compress(bool on);
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;

@@ -5,6 +5,8 @@
 // once more for all, itself included, so all ranks have the same bits. A block is of the type Int8Block or Bf16Block.
 #pragma once
 
+#include <algorithm>
+
 #include "llmc/kernels/optim/rounded_blocks.cuh"
 
 // Writes blocks of gradient + error, (ranks x shard), and to error what rounding leaves out, which is not finite where
@@ -93,9 +95,9 @@ __global__ void __launch_bounds__(kRoundingThreads)
 inline __global__ void __launch_bounds__(kRoundingThreads)
     drop_error_kernel(float* error, std::int64_t n, const int* skip) {
     if (*skip == 0) return;
-    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRoundedBlock;
-    for (int i = static_cast<int>(threadIdx.x); i < kRoundedBlock && first + i < n; i += static_cast<int>(blockDim.x)) {
-        error[first + i] = 0;
+    const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+    for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+        error[i] = 0;
     }
 }
 
@@ -149,7 +151,8 @@ void expand_blocks(float* gradient, const Block* blocks, const ShardBlocks& how,
 
 inline void drop_error(float* error, std::int64_t n, const int* skip, cudaStream_t stream) {
     if (n == 0) return;
-    Launch where = for_blocks(rounded_blocks(n), stream);
+    constexpr std::int64_t most = 1024;   // blocks: nearly always they only look at `skip`
+    Launch where = for_blocks(std::min(rounded_blocks(n), most), stream);
     where.reads(skip, sizeof(int)).writes(error, n * static_cast<std::int64_t>(sizeof(float)));
     launch(drop_error_kernel, where, error, n, skip);
 }

@@ -35,6 +35,7 @@ CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers
         for (int i : unit.tensors) {
             const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
             if (!takes(tensor)) continue;
+            ENSURE(storage.table()[tensor.param].tensor.owner < 0, "compressed gradients of a matrix with one owner");
             parts.push_back({tensor.param, blocks, shards_of(tensor, N)});
             blocks += parts.back().shards.of_shard();
         }

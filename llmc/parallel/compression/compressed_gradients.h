@@ -3,7 +3,7 @@
 // Every rank rounds its gradient and what rounding left out before, and sends each rank that one's shard; the owner of
 // a shard adds up the blocks of all in fp32, in the order of the ranks. Under ZeRO 1 that is all. Under ZeRO 0 it
 // rounds the sum again, for all ranks and itself, and adds what that leaves out to its own error; so all have the same
-// bits. Thus what the optimizer has been given and the errors of all ranks always add up to all gradients, rounding of
+// bits. Thus what the optimizer has been given and the errors of all ranks add up to all gradients, rounding of
 // fp32 apart.
 //
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, b the bytes of a block of 256 elements (int8: 260, bf16:

@@ -209,6 +209,7 @@ void Trainer::choose_algorithms() {
     Matmul& matmul = step.stage().matmul();
     if (!matmul.tries_algorithms()) return;
     const double start = steady_seconds();
+    step.begin_trial();
     // a step's first micro-batch overwrites gradients, the second adds to them; a pipeline is filled twice
     for (const bool weight_gradients_only : {true, false}) {
         matmul.try_weight_gradients_only(weight_gradients_only);
@@ -217,6 +218,7 @@ void Trainer::choose_algorithms() {
         step.result();   // waits for the step
         batch_.end();
     }
+    step.end_trial();
     matmul_choices_.agree();
     matmul.stop_trying();
     const std::vector<MatmulAlgorithm> chosen = matmul.algorithms();
