@@ -6,7 +6,7 @@
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
 #   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms;
 #   4. mesh and what it includes know no device: none of CUDA's headers;
-#   5. the top level holds what the README names, and nothing that a tool left there.
+#   5. the top level has no files but these, and none that a tool left there to be committed.
 #
 # Tests (*_test.*, and what they share, *_testing.h) may look further down: they try a thing as its users do.
 source "$(dirname "$0")/common.sh"
@@ -31,7 +31,7 @@ nothing_wrong "no folder has more than 25 files that are no tests" "$(
 nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
 nothing_wrong "the top level holds sources, Makefile, README, licence and dot files alone" "$(
-    git ls-files 2>/dev/null | grep -vE '/|^(Makefile|README\.md|LICENSE|train_gpt\.cu|test_gpt\.cu|\.[a-z-]+)$')"
+    git ls-files -co --exclude-standard 2>/dev/null | grep -vE '/|^(Makefile|README\.md|LICENSE|train_gpt\.cu|test_gpt\.cu|\.[a-z-]+)$')"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

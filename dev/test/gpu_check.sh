@@ -18,9 +18,8 @@
 # A folder named by OUT (default: build/gpu_check) has, at any moment: gpu_check.txt, the table; gpu_check.json, the same;
 # gpu_check.log, the whole output of every step; and the benchmarks' bench-*.json.
 # Needs a driver, nvcc, g++ and CUDA's libraries, of the toolkit or of pip, and the headers that `make deps` installs. Where
-# nothing can be installed these may lie in third_party/include (docs/performance.md). On one H200 with
-# 16 cores (2026-11-26) both builds for kernels and step took 124 s; what follows the tests of kernels has not run as a
-# whole yet.
+# nothing can be installed these may lie in third_party/include (docs/performance.md).
+# What was seen on a GPU: docs/gpu.md.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 parts=(build kernels model speed sanitize ranks)
@@ -162,7 +161,7 @@ if [ $failed -gt $failed_before ]; then   # a fault ends the program: file by fi
     done
 fi
 # alone, so that others say what they have to whatever it does
-step kernels "instructions and attention of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test --no-skip -tc='sm90*'
+step kernels "instructions, attention, matmuls of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test --no-skip -tc='sm90*'
 step kernels "machine code of attention for sm_90a" 30 build/cuda/unit_test dev/test/sass_test.sh \
     build/cuda/obj/llmc/kernels/attention/attention_hopper.cu.o
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt

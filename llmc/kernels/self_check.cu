@@ -205,21 +205,26 @@ std::vector<std::string> self_check_sm90(cudaStream_t stream) {
     return disagreements(hopper_instruction_checks, {{64, 900}, {128, 450}}, true, stream);
 }
 
-std::string sm90_attention_refusal() {
+namespace {
+
+// Returns why this device and program have no kernels for sm_90a; empty if they have.
+std::string sm90_refusal(cudaStream_t stream) {
     int device = 0, major = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (major != 9) return "it is for GPUs of sm_90 (H100, H200)";
+    return built_for_sm90a(stream) ? "" : "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
+}
+
+}   // namespace
+
+std::string sm90_attention_refusal() {
     const OwnedStream stream;
-    if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
+    if (std::string refusal = sm90_refusal(stream.get()); !refusal.empty()) return refusal;
     const std::vector<std::string> wrong = self_check_sm90(stream.get());
     return wrong.empty() ? "" : "self-check: " + wrong.front();
 }
 
-namespace {
-
-// Compares own matmuls with cuBLASLt's on a problem of more tiles than blocks, deeper than the ring and with tiles
-// that are partly filled. Returns the first disagreement, a sentence; empty if there is none.
 std::string matmul_disagreement(cudaStream_t stream) {
     constexpr int tokens = 300, channels = 200, depth = 648;
     Arena arena;
@@ -273,16 +278,19 @@ std::string matmul_disagreement(cudaStream_t stream) {
     return "";
 }
 
+namespace {
+
 std::string find_sm90_matmul_refusal() {
     if (loop_threads_may_be_one) return "they are for GPUs";   // a CPU runs models of their instructions
-    int device = 0, major = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (major != 9) return "they are for GPUs of sm_90 (H100, H200)";
     const OwnedStream stream;
-    if (!built_for_sm90a(stream.get())) return "the program was built without sm_90a: build it with CUDA_ARCHS=90a";
-    const std::string wrong = matmul_disagreement(stream.get());
-    return wrong.empty() ? "" : "self-check: " + wrong;
+    if (std::string refusal = sm90_refusal(stream.get()); !refusal.empty()) return refusal;
+    try {
+        const std::string wrong = matmul_disagreement(stream.get());
+        return wrong.empty() ? "" : "self-check: " + wrong;
+    } catch (const Error& error) {   // nothing runs on the device after a fault
+        throw Error(ErrorKind::no_device, "self-check: a matmul for sm_90a stops the device: " + error.message(),
+                    "Use --matmul-tries 1, and please report it.");
+    }
 }
 
 }   // namespace

@@ -20,6 +20,11 @@ std::vector<std::string> self_check(cudaStream_t stream);
 // when asked for.
 std::vector<std::string> self_check_sm90(cudaStream_t stream);
 
+// Compares the matmuls for sm_90a (matmul_hopper.h) with cuBLASLt's, on such a device, on a problem of more tiles than
+// blocks, deeper than the ring and with tiles that are partly filled. Returns the first disagreement, a sentence; empty
+// if there is none.
+std::string matmul_disagreement(cudaStream_t stream);
+
 // Runs self_check unless `cache_file` says that this program passed it on this type of device with this driver; falls
 // back to fp32 multiply-adds if something disagrees. Only passing is recorded, and a file that cannot be written is no
 // error ("": no file). Returns the disagreements.

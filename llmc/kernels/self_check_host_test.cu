@@ -112,6 +112,15 @@ TEST_CASE(
     CHECK(sm90_attention_refusal().starts_with("self-check: instruction tma_store: "));
 }
 
+TEST_CASE("self_check: matmuls for sm_90a are compared with cuBLASLt's, and what differs is told") {
+    Stream device;
+    CHECK(matmul_disagreement(device.stream) == "");
+    for (const ptx_model::Damage damage : {ptx_model::Damage::tma_load, ptx_model::Damage::wgmma}) {
+        const Damaged damaged(damage);
+        CHECK(matmul_disagreement(device.stream).starts_with("matmul of sm_90a, 192 channels, end 0: differs by "));
+    }
+}
+
 TEST_CASE("self_check: an instruction that stops the device is named, with another attention to use") {
     host::TestDevice device(host::parse_checks("memory"));
     const host::WatchedCalls without_fences([](const char* instruction, const host::Site&) {

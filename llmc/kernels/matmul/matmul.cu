@@ -55,10 +55,11 @@ struct Matmul::Impl {
         : options(o),
           workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(o) + waiting_bytes(o))) {
         if (options.tries == 0) options.tries = loop_threads_may_be_one ? 1 : 16;
-        if (options.own_kernels == OwnKernels::where_they_serve && !sm90_matmul_refusal().empty()) {
-            options.own_kernels = OwnKernels::never;
-        }
         cublas_check(cublasLtCreate(&handle), "start");
+        if (options.own_kernels != OwnKernels::where_they_serve) return;
+        const std::string refusal = sm90_matmul_refusal();
+        if (!refusal.empty()) options.own_kernels = OwnKernels::never;
+        if (refusal.starts_with("self-check")) Log().warning("own matmuls are not used: %s", refusal.c_str());
     }
     ~Impl() {
         plans.clear();
@@ -202,7 +203,7 @@ void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& probl
     cublas_check(status, "heuristic for " + plan.name);
     plan.algorithm = found[0].algo;
     plan.workspace_bytes = found[0].workspaceSize;
-    // A single candidate is timed only where it may be slower than two operations.
+    // A single candidate is timed only where it may be slower than two operations or than an own kernel.
     if (most == 1 || (count == 1 && row.epilogue != CUBLASLT_EPILOGUE_BGRADB && !plan.own)) return;
     for (const cublasLtMatmulHeuristicResult_t& one : std::span(found).first(static_cast<std::size_t>(count))) {
         if (one.state == CUBLAS_STATUS_SUCCESS) plan.candidates.push_back({one.algo, one.workspaceSize});

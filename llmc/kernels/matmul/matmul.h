@@ -1,4 +1,5 @@
-// Multiplies matrices: the matmuls of a transformer, forward and backward, through cuBLASLt.
+// Multiplies matrices: the matmuls of a transformer, forward and backward, through cuBLASLt, or by own kernels
+// (matmul_hopper.h) where they are the fastest.
 //
 // Everything is row-major. With tokens M, output channels N, input channels K:
 //     forward           out(M,N)     = in(M,K) weight(N,K)^T + bias(N)          optionally followed by GELU
@@ -51,7 +52,7 @@ struct MatmulOptions {
     // heuristic, untimed; 0: 16 on a GPU, 1 on a CPU. The fastest one may differ from run to run, and with it the last
     // bits of results.
     int tries = 1;
-    OwnKernels own_kernels = OwnKernels::never;   // tries kernels of matmul_hopper.h, too
+    OwnKernels own_kernels = OwnKernels::never;   // tries kernels of matmul_hopper.h, too, if `tries` is not 1
     double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
     // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
     std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};

@@ -52,8 +52,8 @@ void start(const HopperMatmul& p, int blocks, cudaStream_t stream) {
     if (p.transposed) {
         switch (p.end) {
             case plain: return start<COLUMNS, true, plain>(p, blocks, stream);
-            case add: return start<COLUMNS, true, add>(p, blocks, stream);
             case gelu_slope: return start<COLUMNS, true, gelu_slope>(p, blocks, stream);
+            case add:
             case gelu: break;
         }
     } else {
@@ -73,13 +73,16 @@ bool hopper_matmul_takes(const HopperMatmul& p) {
     auto aligned = [](const bf16* data, std::int64_t stride) {
         return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
     };
-    if (p.transposed ? p.end == HopperMatmulEnd::gelu || p.bias != nullptr : p.end == HopperMatmulEnd::gelu_slope) {
-        return false;
-    }
+    using enum HopperMatmulEnd;
+    if (p.transposed ? p.end == gelu || p.end == add || p.bias != nullptr : p.end == gelu_slope) return false;
     return aligned(p.in, p.in_stride) && aligned(p.weight, p.weight_stride) && aligned(p.out, p.out_stride) &&
            aligned(p.beside, 0) && reinterpret_cast<std::uintptr_t>(p.bias) % 4 == 0 && p.channels % 8 == 0;
 }
 
 void launch_hopper_matmul(const HopperMatmul& problem, int width, int blocks, cudaStream_t stream) {
-    width == 192 ? start<192>(problem, blocks, stream) : start<128>(problem, blocks, stream);
+    switch (width) {
+        case 128: return start<128>(problem, blocks, stream);
+        case 192: return start<192>(problem, blocks, stream);
+        default: throw Error(ErrorKind::bug, text("no matmul for sm_90a has tiles of ", width, " channels"));
+    }
 }

@@ -36,7 +36,7 @@ struct HopperMatmul {
 // Widths of tiles, in channels, that there are kernels for.
 inline constexpr std::array<int, 2> hopper_matmul_widths = {192, 128};
 
-// Returns true if the kernels can compute it: TMA wants rows and addresses at multiples of 16 bytes.
+// Returns true if there is a kernel for it and TMA can copy it: rows and addresses at multiples of 16 bytes.
 bool hopper_matmul_takes(const HopperMatmul& problem);
 
 // Puts the matmul into the stream, on so many blocks at most (one for each multiprocessor). `width`: of

@@ -32,7 +32,10 @@ public:
         check_close(results.out, wanted.out, wanted.out_errors, "out");
         check_close(results.beside, wanted.beside, wanted.beside_errors, "beside");
     }
-    // The same, without a check: returns what differs; empty if nothing does.
+    // Runs the kernel and returns its result.
+    Doubles out(int width, int blocks) const { return run(width, blocks).out; }
+
+    // Runs the kernel and returns what differs; empty if nothing does.
     std::string difference(int width, int blocks) const {
         const Results results = run(width, blocks);
         const Results wanted = reference();

@@ -1,5 +1,5 @@
-// Plan that Matmul (matmul.h) keeps for each problem it has met: the description for cuBLASLt, and the algorithm
-// chosen.
+// Plan that Matmul (matmul.h) keeps for each problem it has met: the description for cuBLASLt and for own kernels, and
+// the algorithm chosen.
 #pragma once
 
 #include <cublasLt.h>

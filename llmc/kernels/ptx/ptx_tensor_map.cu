@@ -21,7 +21,7 @@ Encode encode_function() {
         if (status != cudaSuccess || result != cudaDriverEntryPointSuccess || found == nullptr) {
             cudaGetLastError();
             throw Error(ErrorKind::no_device, "the driver has no cuTensorMapEncodeTiled (CUDA 12)",
-                        "Update the driver, or use another --attention than own-sm90.");
+                        "Update the driver, or use another --attention than own-sm90 and --matmul-tries 1.");
         }
         return reinterpret_cast<Encode>(found);
     }();

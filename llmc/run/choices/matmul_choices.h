@@ -3,7 +3,7 @@
 // continues.
 //
 // matmul.json: {"device": "...", "cublaslt": 130000, "algorithms": [{"problem": "...", "workspace_bytes": 256,
-//               "words": [8 integers, the cublasLtMatmulAlgo_t as it is]}, ...]}
+//               "words": [8 integers, those of MatmulAlgorithm in matmul.h]}, ...]}
 // An algorithm is valid only for the same library on the same type of device.
 #pragma once
 
