@@ -8,10 +8,9 @@
 //     group 1     | products of tile 0 | end of tile 0      | products of tile 2 | end of tile 2 ...
 //     group 2                          | products of tile 1 | end of tile 1      | products of tile 3 ...
 //
-// cuBLASLt leaves the tensor cores idle at the end of each tile: at a depth of 768, as GPT-2 124M has, for a third of
-// the time where GELU follows. Results go from registers to memory: copies from shared memory (TMA) would wait behind
-// those that fill the ring. Every sum has a fixed order: two runs agree to the bit, on any number of
-// multiprocessors.
+// So short depths lose less at the end of each tile, such as 768 of GPT-2 124M; docs/performance.md has the times
+// beside cuBLASLt's. Results go from registers to memory, 16 bytes a lane. Every sum has a fixed order: two runs agree
+// to the bit, on any number of multiprocessors.
 //
 // Source: V. Thakkar et al., CUTLASS 3, "KernelTmaWarpSpecializedPingpong".
 #pragma once
