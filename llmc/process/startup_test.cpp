@@ -1,132 +1,20 @@
 // How processes find each other, with threads for processes; dev/test/startup_test.sh does it with processes.
-#include "llmc/process/startup.h"
-
-#include <doctest/doctest.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <thread>
 
-#include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/address.h"
 #include "llmc/process/free_port_testing.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/startup_testing.h"
 
-namespace {
-
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-// Environment variables of a launcher while it lives; all those of other launchers are gone meanwhile.
-class Environment {
-public:
-    explicit Environment(const Variables& variables) {
-        for (const char* name : {"RANK",
-                                 "WORLD_SIZE",
-                                 "LOCAL_RANK",
-                                 "LOCAL_WORLD_SIZE",
-                                 "TRAIN_GPT_SECRET",
-                                 "TORCHELASTIC_RUN_ID",
-                                 "MASTER_ADDR",
-                                 "MASTER_PORT",
-                                 "OMPI_COMM_WORLD_RANK",
-                                 "OMPI_COMM_WORLD_SIZE",
-                                 "OMPI_COMM_WORLD_LOCAL_RANK",
-                                 "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                 "PMI_RANK",
-                                 "PMI_SIZE",
-                                 "MPI_LOCALRANKID",
-                                 "MPI_LOCALNRANKS",
-                                 "SLURM_PROCID",
-                                 "SLURM_NTASKS",
-                                 "SLURM_LOCALID",
-                                 "SLURM_NTASKS_PER_NODE",
-                                 "SLURM_JOB_ID",
-                                 "SLURM_STEP_ID",
-                                 "SLURM_STEP_NUM_TASKS"}) {
-            const char* value = std::getenv(name);
-            if (value) before_.emplace_back(name, value);
-            unsetenv(name);
-        }
-        for (const auto& [name, value] : variables) {
-            setenv(name.c_str(), value.c_str(), 1);
-            set_.push_back(name);
-        }
-    }
-    ~Environment() {
-        for (const std::string& name : set_) unsetenv(name.c_str());
-        for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
-    }
-
-private:
-    Variables before_;
-    std::vector<std::string> set_;
-};
-
-StartupOptions options_of(InitMethod method, int rank, int ranks) {
-    StartupOptions options;
-    options.method = method;
-    options.rank = rank;
-    options.ranks = ranks;
-    options.timeout_seconds = 600;
-    return options;
-}
-
-// Starts the given ranks as threads. What each found out, or the error's code and message.
-struct Outcome {
-    ProcessInfo place;
-    std::vector<std::string> heard;
-    int exit_code = 0;
-    std::string error;
-};
-std::vector<Outcome> start(const std::vector<StartupOptions>& all) {
-    std::vector<Outcome> outcomes(all.size());
-    std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < all.size(); i++) {
-        threads.emplace_back([&, i] {
-            try {
-                Startup startup = start_up(all[i]);
-                outcomes[i].place = startup.place;
-                outcomes[i].heard = startup.rendezvous->all_gather(text("rank ", startup.place.rank));
-                outcomes[i].heard.push_back(
-                    startup.rendezvous->from_rank_0(startup.place.rank == 0 ? "word" : "other"));
-            } catch (const Error& error) {
-                outcomes[i].exit_code = error.exit_code();
-                outcomes[i].error = error.what();
-            }
-        });
-    }
-    for (std::thread& t : threads) t.join();
-    return outcomes;
-}
-
-void check_all_met(const std::vector<Outcome>& outcomes) {
-    const int ranks = static_cast<int>(outcomes.size());
-    for (int r = 0; r < ranks; r++) {
-        const Outcome& o = outcomes[static_cast<std::size_t>(r)];
-        INFO("rank ", r, ": ", o.error);
-        REQUIRE(o.exit_code == 0);
-        CHECK(o.place.rank == r);
-        CHECK(o.place.ranks == ranks);
-        CHECK(o.place.local_rank == r);   // all are on this host
-        CHECK(o.place.local_ranks == ranks);
-        REQUIRE(o.heard.size() == outcomes.size() + 1);
-        for (int other = 0; other < ranks; other++) {
-            CHECK(o.heard[static_cast<std::size_t>(other)] == text("rank ", other));
-        }
-        CHECK(o.heard.back() == "word");
-    }
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-}   // namespace
+using namespace startup_testing;
 
 TEST_CASE("startup: what launchers put into the environment") {
     struct Row {
@@ -395,88 +283,6 @@ TEST_CASE("startup: ranks that were told other numbers are refused, strangers ar
     CHECK(outcomes[0].exit_code == 0);
     CHECK(refused.exit_code == 69);
     CHECK(contains(refused.error, "no to rank 1 of 3: it expects ranks 1 to 1 of 2"));
-}
-
-namespace {
-
-std::size_t open_descriptors() {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-}
-
-// What comes to a port that is open to all. The last of them stay.
-void send_strangers(int port, int count) {
-    std::vector<Socket> open;
-    for (int i = 0; i < count; i++) {
-        std::optional<Socket> socket = connect_to_any({"127.0.0.1"}, port, 10);
-        if (!socket) return;   // all ranks have come
-        const std::string random(static_cast<std::size_t>(1 + i % 40), static_cast<char>(i * 37));
-        auto raw = [&](const std::string& bytes) {
-            [[maybe_unused]] const ssize_t sent = ::send(socket->fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        };
-        switch (i % 7) {
-            case 0: break;   // silence
-            case 1: raw(random); break;
-            case 2: raw(std::string("\x40\0\0\0train", 9)); break;   // half a message
-            case 3: raw("\xff\xff\xff\xff"); break;                  // the longest
-            case 4: socket->send("train_gpt rank 1 of 4"); break;
-            case 5: socket->send("train_gpt rank 1 of 4 of another run"); break;
-            case 6: socket->send("train_gpt rank 1 of 4 "); break;
-        }
-        open.push_back(std::move(*socket));
-        if (open.size() > 150) open.erase(open.begin());
-    }
-}
-
-void check_strangers(int count) {
-    Environment environment(Variables{{"TRAIN_GPT_SECRET", "open sesame"}});
-    const std::size_t before = open_descriptors();
-    const int port = free_port();
-    std::vector<StartupOptions> all;
-    for (int r = 0; r < 4; r++) {
-        all.push_back(options_of(InitMethod::tcp, r, 4));
-        all.back().address = text("127.0.0.1:", port);
-    }
-    std::vector<Outcome> others(3), first;
-    double seconds = 0;
-    std::thread strangers([&] {
-        send_strangers(port, count);
-        std::jthread beside([&] { send_strangers(port, 50); });
-        const double start_seconds = steady_seconds();
-        others = start({all[1], all[2], all[3]});
-        seconds = steady_seconds() - start_seconds;
-    });
-    first = start({all[0]});
-    strangers.join();
-    others.insert(others.begin(), first[0]);
-    check_all_met(others);
-    CHECK(seconds < 60);   // dozens are silent; one after another, each took 5
-    CHECK(open_descriptors() == before);
-}
-
-}   // namespace
-
-TEST_CASE("startup: a thousand strangers of every kind cost a start nothing, and take nobody's place") {
-    check_strangers(1000);
-}
-
-TEST_CASE("startup: a rank of another run is told so, and takes nobody's place") {
-    const int port = free_port();
-    StartupOptions first = options_of(InitMethod::tcp, 0, 2), other = options_of(InitMethod::tcp, 1, 2);
-    first.address = other.address = text("127.0.0.1:", port);
-    first.timeout_seconds = 2;
-    auto environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the first"}});
-    Outcome outcome;
-    std::thread rank_0([&] { outcome = start({first})[0]; });
-    CHECK(connect_to_any({"127.0.0.1"}, port, 5).has_value());      // it listens, so it has read its secret
-    CHECK(!connect_to_any({"127.0.0.2"}, port, 0.2).has_value());   // and there only
-    environment.reset();
-    environment = std::make_unique<Environment>(Variables{{"TRAIN_GPT_SECRET", "of the other"}});
-    const Outcome refused = start({other})[0];
-    rank_0.join();
-    CHECK(refused.exit_code == 69);
-    CHECK(contains(refused.error, "it is of another run"));
-    CHECK(outcome.exit_code == 69);
-    CHECK(contains(outcome.error, "these have not come within 2 s: 1"));
 }
 
 TEST_CASE("startup: where the secret of a run comes from") {

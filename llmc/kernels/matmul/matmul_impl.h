@@ -1,0 +1,48 @@
+// State of a Matmul (matmul.h): its library's handle, memory, and a plan for each problem met. Matmul's calls are in
+// matmul.cu, the choice of algorithms in matmul_algorithms.cpp.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <map>
+#include <type_traits>
+
+#include "llmc/kernels/matmul/bias_gradient.h"
+#include "llmc/kernels/matmul/matmul.h"
+#include "llmc/kernels/matmul/matmul_plan.h"
+
+struct Matmul::Impl {
+    MatmulOptions options;
+    cublasLtHandle_t handle = nullptr;
+    int left_free = 0;   // multiprocessors
+    bool tries_weight_gradients_only = false;
+    double tried_seconds = 0;
+    DeviceBuffer<std::uint8_t> workspace;   // for cuBLASLt and bias_gradient, then waiting bias gradients
+    BiasSums waiting;
+    std::size_t waiting_used = 0;
+    std::map<MatmulProblem, MatmulPlan> plans;
+    std::map<std::string, MatmulAlgorithm> given;   // by the problem's name
+    std::vector<std::string> refused;               // why some of `given` could not be used
+
+    Impl(Arena& arena, MatmulOptions given_options);
+    ~Impl();
+
+    MatmulPlan& plan(const MatmulProblem& problem, const void* bias, const void* aux);
+    void choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem);
+    double timed(const std::function<void()>& work, cudaStream_t stream) const;
+    void take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
+    cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
+                            cudaStream_t stream);
+    bool take_given_algorithm(MatmulPlan& plan, const MatmulRow& row);
+    bool try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a, const MatmulOperand& am,
+                 const void* b, const MatmulOperand& bm, const void* bias, const void* aux, const void* c,
+                 cudaStream_t stream);
+    template <class... Arguments>
+    void run(const MatmulRow* row, const Arguments&... arguments) {
+        if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);
+    }
+    template <class T>
+    static constexpr bool fuses_gelu = !std::is_same_v<T, float>;
+    std::string last_refusal;
+    MatmulPlan* just_timed = nullptr;   // plan timed by the last call
+};
