@@ -6,7 +6,8 @@
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
 #   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms;
 #   4. mesh and what it includes know no device: none of CUDA's headers;
-#   5. the top level has no files but these, and none that a tool left there to be committed.
+#   5. no source has more than 500 lines but tables (*.inc) and test_gpt.cu, which is one file on purpose;
+#   6. the top level has no files but these, and none that a tool left there to be committed.
 #
 # Tests (*_test.*, and what they share, *_testing.h) may look further down: they try a thing as its users do.
 source "$(dirname "$0")/common.sh"
@@ -30,6 +31,9 @@ nothing_wrong "no folder has more than 25 files that are no tests" "$(
         xargs -n 1 dirname | sort | uniq -c | awk '$1 > 25')"
 nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
+nothing_wrong "no source has more than 500 lines" "$(
+    find llmc dev train_gpt.cu \( -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.sh' -o -name '*.py' \) \
+        -exec wc -l {} + | awk '$1 > 500 && $2 != "total"')"
 nothing_wrong "the top level holds sources, Makefile, README, licence and dot files alone" "$(
     git ls-files -co --exclude-standard 2>/dev/null | grep -vE '/|^(Makefile|README\.md|LICENSE|train_gpt\.cu|test_gpt\.cu|\.[a-z-]+)$')"
 
