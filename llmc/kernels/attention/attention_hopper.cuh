@@ -9,6 +9,7 @@
 
 #include "llmc/kernels/attention/attention_common.cuh"
 #include "llmc/kernels/attention/attention_mma.cuh"
+#include "llmc/kernels/ptx/hopper_ring.cuh"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
 #include "llmc/kernels/ptx/transpose_in_quad.cuh"
 
@@ -31,15 +32,6 @@ __host__ __device__ inline HopperTile hopper_tile(int block, int tiles, int head
     const int within = block - first * tiles;
     return {tiles - 1 - within / here, first + within % here};
 }
-
-// Position in the ring of stages: tiles pass through the stages in turn.
-template <int STAGES>
-struct HopperRing {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
 
 // Sets scores of a group's 64 queries to -infinity where the query does not see the key. `query` is the lane's first
 // query and `pair` its first column of eight.

@@ -4,6 +4,7 @@
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
+#include "llmc/cuda_on_cpu/ptx/slow_warp_testing.h"
 #include "llmc/kernels/attention/attention_hopper_launch.h"
 #include "llmc/kernels/attention/attention_testing.h"
 
@@ -11,11 +12,6 @@ namespace {
 
 using Tile = HopperBackwardTile<64>;
 const char* const source = "attention_hopper_backward.cuh";
-
-struct SlowWarp {
-    explicit SlowWarp(int warp) { ptx_model::slow_warp = warp; }
-    ~SlowWarp() { ptx_model::slow_warp = -1; }
-};
 
 void backward(const AttentionBackward<bf16, float>& a, cudaStream_t stream) {
     Arena arena;
@@ -31,7 +27,7 @@ AttentionShape shape_of(int keys) { return {1, 1, 512, keys, 64, 0.125f, true, 0
 // Returns what the kernel does wrong; empty if nothing.
 std::string mistake(int slow_warp, int keys = 256) {
     host::TestDevice device(host::strict_checks());
-    const SlowWarp slow(slow_warp);
+    const host::SlowWarp slow(slow_warp);
     const AttentionShape shape = shape_of(keys);
     const AttentionInputs inputs = random_inputs<bf16>(shape);
     const AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v, inputs.dout);

@@ -4,6 +4,7 @@
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
+#include "llmc/cuda_on_cpu/ptx/slow_warp_testing.h"
 #include "llmc/kernels/attention/attention_hopper_launch.h"
 #include "llmc/kernels/attention/attention_testing.h"
 
@@ -22,16 +23,10 @@ struct Problem {
     AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v);
 };
 
-// Makes a warp come last to all ends of products.
-struct SlowWarp {
-    explicit SlowWarp(int warp) { ptx_model::slow_warp = warp; }
-    ~SlowWarp() { ptx_model::slow_warp = -1; }
-};
-
 // Returns what the kernel does wrong; empty if nothing.
 std::string mistake(int slow_warp, int queries = 256) {
     host::TestDevice device(host::strict_checks());
-    const SlowWarp slow(slow_warp);
+    const host::SlowWarp slow(slow_warp);
     const Problem problem{shape_of(1, 1, queries, 640, 64, true, 640 - queries)};
     try {
         const auto found =
@@ -79,7 +74,7 @@ namespace {
 // Which group started the batches of one block, in order.
 std::vector<int> order_of_batches(int slow_warp) {
     host::TestDevice device(host::parse_checks("memory,poison"));
-    const SlowWarp slow(slow_warp);
+    const host::SlowWarp slow(slow_warp);
     const AttentionShape shape = shape_of(1, 1, 128, 640, 64, false);
     std::vector<int> log;
     ptx_model::commit_log = &log;

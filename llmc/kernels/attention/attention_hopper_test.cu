@@ -6,15 +6,9 @@
 #include "llmc/kernels/attention/attention_hopper_forward.cuh"
 #include "llmc/kernels/attention/attention_kernels.h"
 #include "llmc/kernels/attention/attention_testing.h"
+#include "llmc/kernels/ptx/on_sm90_testing.h"
 
 namespace {
-
-bool on_sm90() {
-    int device = 0, major = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major == 9;
-}
 
 AttentionShape shape_of(int B, int NH, int Tq, int Tk, int HS, bool causal, std::int64_t q0 = 0, std::int64_t k0 = 0) {
     return {B, NH, Tq, Tk, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, q0, k0};

@@ -23,6 +23,7 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/matmul/matmul_hopper.h"
+#include "llmc/kernels/ptx/hopper_ring.cuh"
 #include "llmc/kernels/ptx/ptx_hopper.cuh"
 #include "llmc/kernels/ptx/transpose_in_quad.cuh"
 
@@ -91,11 +92,11 @@ struct HopperMatmulBarriers {
 
 // First token and channel of a tile. Tiles are numbered so that those computed at the same time share tokens and
 // channels in the L2 cache: 16 tiles of tokens, with all their channels, before the next 16.
-struct HopperMatmulPlace {
+struct HopperMatmulOrigin {
     int token, channel;
 };
 template <class Tile>
-__host__ __device__ HopperMatmulPlace hopper_matmul_place(int tile, const HopperMatmulSizes& sizes) {
+__host__ __device__ HopperMatmulOrigin hopper_matmul_origin(int tile, const HopperMatmulSizes& sizes) {
     constexpr int together = 16;
     const int down = ceil_div(sizes.tokens, Tile::rows), across = ceil_div(sizes.channels, Tile::columns);
     const int first = tile / (together * across) * together, here = min(together, down - first);
@@ -107,41 +108,27 @@ __host__ __device__ int hopper_matmul_tiles(const HopperMatmulSizes& sizes) {
     return ceil_div(sizes.tokens, Tile::rows) * ceil_div(sizes.channels, Tile::columns);
 }
 
-// Position in the ring.
-template <int STAGES>
-struct HopperMatmulRing {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void skip(int steps) {
-        const int at = stage + steps;
-        stage = at % STAGES;
-        parity ^= at / STAGES & 1;
-    }
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // Fills the ring for all tiles of the block. Runs on one thread of group 0.
 template <class Tile, bool TRANSPOSED>
 __device__ __forceinline__ void hopper_matmul_produce(const HopperMatmulMaps& maps, const HopperMatmulSizes& sizes,
                                                       SharedAddress shared, HopperMatmulBarriers<Tile> barriers) {
     const int tiles = hopper_matmul_tiles<Tile>(sizes);
-    HopperMatmulRing<Tile::stages> ring;
+    HopperRing<Tile::stages> ring;
     for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
-        const HopperMatmulPlace place = hopper_matmul_place<Tile>(tile, sizes);
+        const HopperMatmulOrigin origin = hopper_matmul_origin<Tile>(tile, sizes);
         for (int k = 0; k < sizes.depth; k += Tile::depth, ring.next()) {
             const SharedAddress in = shared + ring.stage * Tile::stage_bytes, weight = in + Tile::in_bytes;
             mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
             const SharedAddress full = barriers.full(ring.stage);
             mbarrier_arrive_expect(full, Tile::stage_bytes);
-            tma_load(in, maps.in, full, k, place.token, 0, 0);
+            tma_load(in, maps.in, full, k, origin.token, 0, 0);
             if constexpr (TRANSPOSED) {
                 for (int panel = 0; panel < Tile::panels; panel++) {
-                    tma_load(weight + panel * Tile::weight_panel, maps.weight, full, place.channel + 64 * panel, k, 0,
+                    tma_load(weight + panel * Tile::weight_panel, maps.weight, full, origin.channel + 64 * panel, k, 0,
                              0);
                 }
             } else {
-                tma_load(weight, maps.weight, full, k, place.channel, 0, 0);
+                tma_load(weight, maps.weight, full, k, origin.channel, 0, 0);
             }
         }
     }
@@ -174,7 +161,7 @@ struct HopperMatmulGroup {
     SharedAddress base;
     HopperMatmulBarriers<Tile> barriers;
     int group, lane, warp, thread;   // in the group
-    HopperMatmulRing<Tile::stages> ring;
+    HopperRing<Tile::stages> ring;
     int beside_parity = 0;
     float sums[2][Tile::columns / 2];   // rows 0 to 63 and 64 to 127 of the tile
 
@@ -194,18 +181,18 @@ struct HopperMatmulGroup {
     }
 
     // Fetches what a tile's sums are finished with: its bias, and `beside`, whose copies run beside the products.
-    __device__ __forceinline__ void fetch(const HopperMatmulPlace& place) {
+    __device__ __forceinline__ void fetch(const HopperMatmulOrigin& origin) {
         if (TRANSPOSED && !Tile::reads_beside) return;
         named_barrier_sync(group_barrier + group, Tile::group_threads);   // all have read those of the last tile
         if (Tile::reads_beside && thread == 0) {
             mbarrier_arrive_expect(barriers.beside(group), Tile::group_beside_bytes);
             for (int panel = 0; panel < Tile::panels; panel++) {
-                tma_load(base + beside_offset(panel), maps.beside, barriers.beside(group), place.channel + 64 * panel,
-                         place.token, 0, 0);
+                tma_load(base + beside_offset(panel), maps.beside, barriers.beside(group), origin.channel + 64 * panel,
+                         origin.token, 0, 0);
             }
         }
         if (TRANSPOSED || thread >= Tile::columns / 2) return;
-        const int channel = place.channel + 2 * thread;
+        const int channel = origin.channel + 2 * thread;
         std::uint32_t pair = 0;
         if (results.bias != nullptr && channel < sizes.channels) {
             pair = *reinterpret_cast<const std::uint32_t*>(results.bias + channel);
@@ -247,8 +234,8 @@ struct HopperMatmulGroup {
     // Finishes 64 channels of a tile, from the lane's sums to memory. Four lanes have eight channels of a row between
     // them; they exchange their pairs, and each writes 16 bytes.
     template <int PANEL>
-    __device__ __forceinline__ void finish(const HopperMatmulPlace& place) {
-        const int first_row = warp * 16 + lane / 4, first_channel = place.channel + 64 * PANEL;
+    __device__ __forceinline__ void finish(const HopperMatmulOrigin& origin) {
+        const int first_row = warp * 16 + lane / 4, first_channel = origin.channel + 64 * PANEL;
         const unsigned char* const beside = shared + beside_offset(PANEL) + first_row * 128 + lane % 4 * 4;
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
@@ -283,7 +270,7 @@ struct HopperMatmulGroup {
                     }
                 }
                 pack_pairs(pairs, values);
-                const int token = place.token + first_row + further, channel = first_channel + 8 * j + lane % 4 * 8;
+                const int token = origin.token + first_row + further, channel = first_channel + 8 * j + lane % 4 * 8;
                 const bool inside = token < sizes.tokens && channel < sizes.channels;
                 const std::int64_t at = token * results.stride + channel;
                 auto store = [&](bf16* to, std::uint32_t(&four)[4]) {
@@ -314,17 +301,17 @@ struct HopperMatmulGroup {
             ring.skip(steps);
         }
         for (int tile = static_cast<int>(blockIdx.x) + group * blocks; tile < tiles; tile += 2 * blocks) {
-            const HopperMatmulPlace place = hopper_matmul_place<Tile>(tile, sizes);
-            fetch(place);
+            const HopperMatmulOrigin origin = hopper_matmul_origin<Tile>(tile, sizes);
+            fetch(origin);
             multiply(steps, tile + blocks >= tiles);
             ring.skip(steps);   // the other group's tile
             if constexpr (Tile::reads_beside) {
                 mbarrier_wait(barriers.beside(group), beside_parity);
                 beside_parity ^= 1;
             }
-            finish<0>(place);
-            finish<1>(place);
-            if constexpr (Tile::panels > 2) finish<2>(place);
+            finish<0>(origin);
+            finish<1>(origin);
+            if constexpr (Tile::panels > 2) finish<2>(origin);
         }
     }
 };

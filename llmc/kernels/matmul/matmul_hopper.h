@@ -36,7 +36,8 @@ struct HopperMatmul {
 // Widths of tiles, in channels, that there are kernels for.
 inline constexpr std::array<int, 2> hopper_matmul_widths = {192, 128};
 
-// Returns true if there is a kernel for it and TMA can copy it: rows and addresses at multiples of 16 bytes.
+// Returns true if there is a kernel for it and TMA can copy its rows, which must lie at multiples of 16 bytes. So must
+// all addresses, which this does not look at: own_problem (matmul_plan.h) does.
 bool hopper_matmul_takes(const HopperMatmul& problem);
 
 // Puts the matmul into the stream, on so many blocks at most (one for each multiprocessor). `width`: of

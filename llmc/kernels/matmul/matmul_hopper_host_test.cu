@@ -4,6 +4,7 @@
 
 #include "llmc/cuda_on_cpu/checks/test_device.h"
 #include "llmc/cuda_on_cpu/ptx/left_out_testing.h"
+#include "llmc/cuda_on_cpu/ptx/slow_warp_testing.h"
 #include "llmc/kernels/matmul/matmul_hopper.cuh"
 #include "llmc/kernels/matmul/matmul_hopper_testing.h"
 
@@ -11,16 +12,10 @@ namespace {
 
 const char* const source = "matmul_hopper.cuh";
 
-// Makes a warp come last to all ends of products.
-struct SlowWarp {
-    explicit SlowWarp(int warp) { ptx_model::slow_warp = warp; }
-    ~SlowWarp() { ptx_model::slow_warp = -1; }
-};
-
 // Returns what a kernel does wrong on four tiles of one block, two by two, each deeper than the ring; empty if nothing.
 std::string mistake(HopperMatmulEnd end, bool transposed, int width, int slow_warp, int blocks = 1) {
     host::TestDevice device(host::strict_checks());
-    const SlowWarp slow(slow_warp);
+    const host::SlowWarp slow(slow_warp);
     const HopperMatmulProblem problem({end, transposed, 140, 2 * width, 64 * 6, !transposed});
     try {
         return problem.difference(width, blocks);

@@ -2,15 +2,9 @@
 #include <vector>
 
 #include "llmc/kernels/matmul/matmul_hopper_testing.h"
+#include "llmc/kernels/ptx/on_sm90_testing.h"
 
 namespace {
-
-bool on_sm90() {
-    int device = 0, major = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    return major == 9;
-}
 
 void check(const HopperMatmulCase& c, int blocks = 2) {
     if (!on_sm90()) return;
