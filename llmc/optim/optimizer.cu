@@ -73,8 +73,8 @@ void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& o
 struct Optimizer::Tables {
     UpdateTable<floatX> directions, orthogonal;   // Muon's matrices: gradients to directions, and these to weights
     UpdateTable<floatX> averages, outer;
-    UpdateTable<floatX> owned, sole;   // elements it updates; tensors with norms, each element on one rank
-    DeviceBuffer<TensorNorms> norms;   // per block of the table, if a rule reads them
+    UpdateTable<floatX> owned, counted_once;   // elements it updates; tensors with norms, each element on one rank
+    DeviceBuffer<TensorNorms> norms;           // per block of the table, if a rule reads them
     NormTable squares;
     DeviceBuffer<Int8Block> deltas;   // sent and received, of one unit; empty: moves are not compressed
 };
@@ -124,7 +124,7 @@ Optimizer::~Optimizer() = default;
 void Optimizer::make_tables(Arena& arena) {
     const ParamStorage& storage = stage_.storage();
     const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    std::vector<UpdateRange<floatX>> owned, sole, directions, orthogonal, averages, outer;
+    std::vector<UpdateRange<floatX>> owned, counted_once, directions, orthogonal, averages, outer;
     std::vector<NormRange> norm;
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = stage_.table()[place.param];
@@ -152,7 +152,7 @@ void Optimizer::make_tables(Arena& arena) {
         add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
         if (options_.ema > 0) add(averages, all, at_owned, "ema");
         if (options_.local.every > 0) add(outer, all, at_owned, "outer_momentum", "outer_weights");
-        if (adapts) add(sole, once, [&](const auto& state) { return state.shard(place.param); });
+        if (adapts) add(counted_once, once, [&](const auto& state) { return state.shard(place.param); });
         for (const OwnedRange& range : once) {
             norm.push_back({gradients_.shard(place.param) + range.local_begin, range.length});
         }
@@ -170,7 +170,8 @@ void Optimizer::make_tables(Arena& arena) {
     }
     tables_->outer = make_update_table(arena, "optimizer tables/outer", std::move(outer), stream());
     tables_->owned = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
-    tables_->sole = make_update_table(arena, "optimizer tables/tensor norms", std::move(sole), stream(), true);
+    tables_->counted_once =
+        make_update_table(arena, "optimizer tables/tensor norms", std::move(counted_once), stream(), true);
     tables_->squares = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
 }
 
@@ -207,7 +208,7 @@ void Optimizer::sum_squares(double* sum) { sum_of_squares(sum, tables_->squares,
 template <class Rule>
 void Optimizer::sum_norms_of_all() {
     tables_->norms.zero(stream());   // for tensors that others own
-    sum_norms<Rule>(tables_->norms.data(), tables_->sole, stream());
+    sum_norms<Rule>(tables_->norms.data(), tables_->counted_once, stream());
     if (all_ == nullptr) return;
     all_->all_reduce(reinterpret_cast<double*>(tables_->norms.data()), 2 * tables_->norms.size(), ReduceOp::sum,
                      stream());
@@ -243,7 +244,7 @@ void Optimizer::set_step(int step, float learning_rate, const GradNorm* norm) {
         of_tensors.trust = iterations.norm_scale;
         of_tensors.epsilon = iterations.norm_epsilon;
     }
-    set_update_step(tables_->sole, of_tensors, stream());
+    set_update_step(tables_->counted_once, of_tensors, stream());
     set_update_step(tables_->directions, of_tensors, stream());
     set_update_step(tables_->orthogonal, of_tensors, stream());
     how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
