@@ -134,7 +134,7 @@ std::optional<EvaluationResult> Evaluation::run(Agreement& agreement) {
     for (std::size_t begin = 0; begin < most; begin += B) {
         const std::size_t first = std::min(begin, rows.size()), count = std::min(B, rows.size() - first);
         std::ranges::copy(scores_of(std::span(rows).subspan(first, count), agreement), std::back_inserter(scores));
-        agreement.ask();
+        agreement.check_stop();
         if (agreement.stop_asked()) return std::nullopt;
     }
     const bool counts =

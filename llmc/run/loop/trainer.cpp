@@ -50,7 +50,7 @@ RunEnd Trainer::run_steps() {
     const int first = step_ + 1, last = parts_.last_step();
     const int traced = std::min(first + 1, last);   // the second, if there are two: the first warms up
     keeper_.prepare();
-    agreement_.ask();   // a signal during the start-up
+    agreement_.check_stop();   // a signal during the start-up
     if (step_ < last) choose_algorithms();
     follow_step();   // the validation before the first step, or work left by an earlier run
     while (step_ < last && !agreement_.stop_asked()) {
@@ -108,7 +108,7 @@ void Trainer::train_step() {
         }
         wait_for(parts_.step.stage().stream());   // the update is a part of the step's time
     }
-    agreement_.note(result.stop);
+    agreement_.take_votes(result.stop);
     if (parts_.world) parts_.world->has_waited();
     reporter_.step_ends(start);
     examine(result);   // may read the samples again

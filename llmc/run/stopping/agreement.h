@@ -25,7 +25,7 @@ public:
     double sum(double own);
     // Replaces each of `values` by its sum over ranks. Collective; waits.
     void sum(std::span<double> values);
-    void ask() { sum(0); }   // only learns whether a rank asks to stop
+    void check_stop() { sum(0); }   // only learns whether a rank asks to stop
     // Returns the texts of all ranks, by rank; without a world, this rank's alone. Does not ask whether to stop.
     // Collective.
     std::vector<std::string> gather(const std::string& own);
@@ -34,7 +34,7 @@ public:
     bool stop_asked() const { return stop_.any(); }
     const StopVotes& stop() const { return stop_; }
     StopVotes own_vote() const { return StopVotes::of(world_ ? world_->rank() : rank(), !signals_.received().empty()); }
-    void note(const StopVotes& stop) { stop_ = stop; }   // takes the votes of a step
+    void take_votes(const StopVotes& stop) { stop_ = stop; }   // takes the votes of a step
 
 private:
     Communicator* all_;
