@@ -38,7 +38,7 @@ MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena&
     rank_ = group_rank(place.mesh, place.at, team);
     ranks_ = group_size(place.mesh, team);
     find_matrices(team);
-    deal();
+    assign_owners();
     allocate(arena);
 }
 
@@ -81,7 +81,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
     }
 }
 
-void MuonMatrices::deal() {
+void MuonMatrices::assign_owners() {
     std::vector<double> costs;
     for (const Matrix& matrix : matrices_) costs.push_back(matrix.cost());
     const std::vector<int> owners = assign_by_cost(costs, ranks_);

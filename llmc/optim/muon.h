@@ -52,7 +52,7 @@ private:
     };
     struct Moves;   // copies between pieces and whole matrices
     void find_matrices(AxisSet team);
-    void deal();
+    void assign_owners();
     void allocate(Arena& arena);
     void exchange(bool back);
     void move(bool back);
