@@ -189,15 +189,15 @@ void Pipeline::transfer(const Action& action, Purpose purpose) {
 
 void Pipeline::run(const PipelineSchedule& schedule, const Read& read, Purpose purpose, float dloss,
                    const std::function<void()>& losses_made) {
-    uses_.clear();
+    unit_reads_.clear();
     std::map<int, std::size_t> last_reader;   // index per micro-batch: after it the batch is no longer needed
     for (std::size_t i = 0; i < schedule.size(); i++) {
         const Action& action = schedule[i];
-        if (action.kind == Action::Kind::forward) stage_.add_forward_uses(uses_, action.chunk, purpose);
-        if (action.kind == Action::Kind::backward_input) stage_.add_backward_uses(uses_, action.chunk);
+        if (action.kind == Action::Kind::forward) stage_.add_forward_reads(unit_reads_, action.chunk, purpose);
+        if (action.kind == Action::Kind::backward_input) stage_.add_backward_reads(unit_reads_, action.chunk);
         if (reads_batch(action, purpose)) last_reader[action.micro_batch] = i;
     }
-    stage_.begin_pass(uses_);
+    stage_.begin_pass(unit_reads_);
     for (std::size_t i = 0; i < schedule.size(); i++) {
         const Action& action = schedule[i];
         const bool reads = reads_batch(action, purpose);

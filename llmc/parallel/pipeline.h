@@ -83,5 +83,5 @@ private:
     Pool<BatchBuffer> buffers_{"micro-batches"};
     std::map<int, BatchBuffer*> batches_;   // by micro-batch, until its last reader
     BatchBuffer* ahead_ = nullptr;          // filled by read_ahead()
-    Stage::Uses uses_;                      // uses of the current pass
+    Stage::UnitReads unit_reads_;           // reads of the current pass
 };

@@ -133,28 +133,28 @@ std::span<const Stage::Placed> Stage::layers_of(int chunk_index) const {
 
 // Adds the use of the head. A tied classifier reads wte: the embedding's, or its own copy if another rank has the
 // embedding.
-void Stage::add_head_use(Uses& uses) const {
+void Stage::add_head_reads(UnitReads& reads) const {
     std::vector<int> slots{slot_of(table().index("ln_f.weight"))};
     const int classifier = slot_of(table().classifier());
     if (classifier != slots[0]) slots.insert(slots.begin(), classifier);
-    uses.push_back(std::move(slots));
+    reads.push_back(std::move(slots));
 }
 
-void Stage::add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const {
-    if (chunk(chunk_index).embedding) uses.push_back({slot_of(table().unit_params(table().embedding_unit()).back())});
-    for (const Placed& placed : layers_of(chunk_index)) uses.push_back({placed.slot});
-    if (chunk(chunk_index).head && purpose != Purpose::training) add_head_use(uses);
+void Stage::add_forward_reads(UnitReads& reads, int chunk_index, Purpose purpose) const {
+    if (chunk(chunk_index).embedding) reads.push_back({slot_of(table().unit_params(table().embedding_unit()).back())});
+    for (const Placed& placed : layers_of(chunk_index)) reads.push_back({placed.slot});
+    if (chunk(chunk_index).head && purpose != Purpose::training) add_head_reads(reads);
 }
 
-void Stage::add_backward_uses(Uses& uses, int chunk_index) const {
-    if (chunk(chunk_index).head) add_head_use(uses);
+void Stage::add_backward_reads(UnitReads& reads, int chunk_index) const {
+    if (chunk(chunk_index).head) add_head_reads(reads);
     const std::span<const Placed> layers = layers_of(chunk_index);
-    for (std::size_t i = layers.size(); i-- > 0;) uses.push_back({layers[i].slot});
+    for (std::size_t i = layers.size(); i-- > 0;) reads.push_back({layers[i].slot});
 }
 
-void Stage::begin_pass(const Uses& uses) const {
+void Stage::begin_pass(const UnitReads& reads) const {
     ENSURE(hooks_ || unsharded_.state() != StateKind::unsharded, "parameters are shared out, and nobody fetches them");
-    if (hooks_) hooks_->pass_begins(uses);
+    if (hooks_) hooks_->pass_begins(reads);
 }
 
 // Runs work that reads the parameters of the pass's next entry.

@@ -85,11 +85,12 @@ public:
     const Chunk& chunk(int index) const { return options_.chunks[static_cast<std::size_t>(index)]; }
 
     // Units whose parameters each piece of an action's work reads, as UnitHooks::pass_begins takes them. A pass is all
-    // actions between two updates; begin_pass() takes the uses of all its actions, before the first of them.
-    using Uses = std::vector<std::vector<int>>;
-    void add_forward_uses(Uses& uses, int chunk_index, Purpose purpose) const;
-    void add_backward_uses(Uses& uses, int chunk_index) const;   // for backward_input; backward_weight reads none
-    void begin_pass(const Uses& uses) const;                     // `uses` outlives the pass
+    // actions between two updates; begin_pass() takes the reads of all its actions, before the first of them.
+    using UnitReads = std::vector<std::vector<int>>;
+    void add_forward_reads(UnitReads& reads, int chunk_index, Purpose purpose) const;
+    void add_backward_reads(UnitReads& reads,
+                            int chunk_index) const;   // for backward_input; backward_weight reads none
+    void begin_pass(const UnitReads& reads) const;    // `reads` outlives the pass
 
     bool forward_reads_batch(int chunk_index, Purpose purpose) const;
     bool backward_reads_batch(int chunk_index) const;
@@ -129,7 +130,7 @@ private:
     };
 
     int slot_of(int param) const { return storage_->find(param)->slot; }
-    void add_head_use(Uses& uses) const;
+    void add_head_reads(UnitReads& reads) const;
     RankSizes sizes_of(int B, int T) const;
     std::span<const Placed> layers_of(int chunk_index) const;
     template <class Work>
