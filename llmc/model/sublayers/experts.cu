@@ -275,7 +275,7 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
 }
 
 // Computes din, the gradient of the shared experts' input; their hidden activations become their gradient.
-void Experts::shared_backward(floatX* din, const floatX* kept_dout, const SublayerBackward& args,
+void Experts::shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
                               const ExpertsActivations& a) const {
     const int S = shared_out_->in_channels(), count = rows();
     floatX *const dhidden = a.shared_hidden, *const dactivated = scratch_.shared_dactivated;
@@ -286,17 +286,17 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dout, const Sublay
         gelu_backward<floatX>(dhidden, dactivated, dhidden, std::int64_t{count} * S, tools_.stream);
     }
     now_or_later(args, [=, this, &gradients = args.gradients] {
-        shared_out_->backward_weight(gradients, kept_dout, a.shared_activated, count, tools_.stream);
+        shared_out_->backward_weight(gradients, kept_dresidual, a.shared_activated, count, tools_.stream);
         shared_in_->backward_weight(gradients, dhidden, a.norm.out, count, tools_.stream);
     });
     shared_in_->backward_input(din, dhidden, count, tools_.stream);
 }
 
-// Queues the gradient of the second matrices' weights, which reads dout (M, C), gathered from `kept_dout` (Rr, C).
-void Experts::queue_out_gradient(const floatX* kept_dout, const SublayerBackward& args,
+// Queues the gradient of the second matrices' weights, which reads dout (M, C), gathered from `kept_dresidual` (Rr, C).
+void Experts::queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
                                  const ExpertsActivations& a) const {
     now_or_later(args, [=, this, &gradients = args.gradients, tokens = rows(), delayed = args.delayed()] {
-        if (delayed) to_experts(scratch_.dout, kept_dout, a, tokens);
+        if (delayed) to_experts(scratch_.dout, kept_dresidual, a, tokens);
         backward_weight(gradients, out_, grouped(a, out_, tokens), scratch_.dout, a.activated);
     });
 }
@@ -305,10 +305,10 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     const cudaStream_t stream = tools_.stream;
     const int tokens = rows();
     floatX *const dhidden = a.hidden, *const dnormed = tools_.workspace.dnormed;
-    const floatX* const kept_dout =
+    const floatX* const kept_dresidual =
         keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
     to_experts(scratch_.dout, args.dresidual, a, tokens);
-    queue_out_gradient(kept_dout, args, a);
+    queue_out_gradient(kept_dresidual, args, a);
     grouped_input_gradient(scratch_.dactivated, scratch_.dout, out_.weights, grouped(a, out_, tokens), false, stream);
     expert_activation_backward(dhidden, dealt() ? scratch_.held_dweight : scratch_.dweight, scratch_.dactivated,
                                activation(a, tokens), stream);
@@ -326,7 +326,7 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     });
     grouped_input_gradient(scratch_.din, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
     const floatX* const made = from_experts(scratch_.din, a);
-    if (shared_in_) shared_backward(dnormed, kept_dout, args, a);
+    if (shared_in_) shared_backward(dnormed, kept_dresidual, args, a);
     combine_rows(dnormed, made, shared_in_ ? dnormed : nullptr, a.row, a.offsets + experts(), tokens, chosen(),
                  tools_.sizes.C, stream);
     grouped_input_gradient(dnormed, a.logits, router_.weights, router, true, stream);

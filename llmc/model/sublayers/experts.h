@@ -71,9 +71,10 @@ private:
     floatX* combined(const ExpertsActivations& a, int tokens) const;
     void route_backward(const ExpertsActivations& a) const;
     void add_to_totals(const ExpertsActivations& a) const;
-    void shared_backward(floatX* din, const floatX* kept_dout, const SublayerBackward& args,
+    void shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
                          const ExpertsActivations& a) const;
-    void queue_out_gradient(const floatX* kept_dout, const SublayerBackward& args, const ExpertsActivations& a) const;
+    void queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
+                            const ExpertsActivations& a) const;
     template <class A>
     void backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
                          const floatX* in) const;
