@@ -129,11 +129,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
     if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world.mesh(), agreement));
     log.line("  the device reports %.2f MiB", mebibytes_taken());
-    const std::string about_ring = doubt_about_ring(stage, world);
+    const std::string about_ring = warning_about_ring(stage, world);
     if (!about_ring.empty()) log.warning("%s", about_ring.c_str());
-    for (const std::string& doubt : doubts(options, inputs.config)) log.warning("%s", doubt.c_str());
-    for (const std::string& doubt : layout_doubts(options, agreement.gather(own_host_identity()))) {
-        log.warning("%s", doubt.c_str());
+    for (const std::string& warning : option_warnings(options, inputs.config)) log.warning("%s", warning.c_str());
+    for (const std::string& warning : layout_warnings(options, agreement.gather(own_host_identity()))) {
+        log.warning("%s", warning.c_str());
     }
 
     const RunEnd end = tell_end(

@@ -108,8 +108,8 @@ public:
         if (!options_.export_llmc.empty() || !options_.trace.empty())
             report_.check("files", [&] { return check_files(); });
         ready = check_memory() && ready;
-        for (const std::string& doubt : layout_doubts(options_, agreement_.gather(own_host_identity()))) {
-            log_.warning("%s", doubt.c_str());
+        for (const std::string& warning : layout_warnings(options_, agreement_.gather(own_host_identity()))) {
+            log_.warning("%s", warning.c_str());
         }
         check_kernels();
         if (ready) {

@@ -100,7 +100,7 @@ std::string memory_plan(const Options& asked) {
     const int asked_per_node = run.options.startup.gpus_per_node;
     const std::vector<std::string> hosts = hosts_in_blocks(run.mesh.size(), asked_per_node > 0 ? asked_per_node : 8);
     std::string warnings;
-    for (const std::string& doubt : layout_doubts(run.options, hosts)) warnings += "  warning: " + doubt + "\n";
+    for (const std::string& warning : layout_warnings(run.options, hosts)) warnings += "  warning: " + warning + "\n";
     return text("memory of one of ", run.mesh.size(), " ranks", whose, ":\n", arena.table(), levels,
                 "  not counted: a library's attention where none serves here, samples, checkpoints\n", warnings);
 }

@@ -66,7 +66,7 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     const Options& o = plan.run.options;
     const StepTime& step = plan.step;
     std::vector<std::string> warnings =
-        layout_doubts(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
+        layout_warnings(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
     if (o.pp > 1 && step.bubble_share > kAllowedIdle) {
         const std::int64_t wanted = (4 * (o.pp - 1) + o.pp_chunks - 1) / o.pp_chunks,
                            m = (wanted + o.pp - 1) / o.pp * o.pp;

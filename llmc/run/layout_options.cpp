@@ -340,30 +340,30 @@ std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
     return hosts;
 }
 
-std::vector<std::string> layout_doubts(const Options& o, const std::vector<std::string>& hosts) {
-    std::vector<std::string> doubts;
+std::vector<std::string> layout_warnings(const Options& o, const std::vector<std::string>& hosts) {
+    std::vector<std::string> warnings;
     const int m = o.micro_steps();
     if (m < o.pp) {
-        doubts.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
-                              " pipeline stages busy: --total-batch ", o.pp * o.tokens_per_micro_step(),
-                              " or more fills them"));
+        warnings.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
+                                " pipeline stages busy: --total-batch ", o.pp * o.tokens_per_micro_step(),
+                                " or more fills them"));
     }
     const std::string tp = spread_group(o.tp, hosts, text("--tp ", o.tp));
-    if (!tp.empty()) doubts.push_back(tp);
+    if (!tp.empty()) warnings.push_back(tp);
     const std::string ulysses =   // a group is tp times as many neighbours
         tp.empty() && o.ulysses() > 1
             ? spread_group(o.ulysses() * o.tp, hosts, text("a Ulysses group of ", o.ulysses()))
             : "";
-    if (!ulysses.empty()) doubts.push_back(ulysses);
+    if (!ulysses.empty()) warnings.push_back(ulysses);
     const std::string ep = tp.empty() ? spread_group(o.ep, hosts, text("--ep ", o.ep)) : "";
-    if (!ep.empty()) doubts.push_back(ep);
+    if (!ep.empty()) warnings.push_back(ep);
     const int rows = o.micro_batch * o.seq_len / o.cp,
               chunks = tensor_chunks(rows, o.sequence_parallel ? o.tp : 1, o.tp_chunks);
     if (o.tp > 1 && chunks < o.tp_chunks) {
-        doubts.push_back(text("--tp-chunks ", o.tp_chunks, ": ", rows, " rows can only be cut into ", chunks,
-                              " chunks for ", o.tp, " ranks: less of forward's traffic is hidden"));
+        warnings.push_back(text("--tp-chunks ", o.tp_chunks, ": ", rows, " rows can only be cut into ", chunks,
+                                " chunks for ", o.tp, " ranks: less of forward's traffic is hidden"));
     }
-    return doubts;
+    return warnings;
 }
 
 void check_total_batch(const Options& o) {

@@ -37,6 +37,6 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
 
 // Returns warnings about a layout whose ranks are on these hosts (own_host_identity, by rank). Used by training,
 // `check`, plans and --print-memory. `options` must have `dp`.
-std::vector<std::string> layout_doubts(const Options& options, const std::vector<std::string>& hosts);
+std::vector<std::string> layout_warnings(const Options& options, const std::vector<std::string>& hosts);
 // Returns hosts for a planned run: ranks in blocks, as launchers place them by default.
 std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node);

@@ -145,27 +145,28 @@ std::string settings_table(const Options& options, const RunFacts& facts) {
     return table.lines();
 }
 
-std::vector<std::string> doubts(const Options& options, const ModelConfig& model) {
-    std::vector<std::string> doubts;
+std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model) {
+    std::vector<std::string> warnings;
     if (options.seq_len < model.max_seq_len) {
-        doubts.push_back(text("--seq-len ", options.seq_len, " is shorter than the model's ", model.max_seq_len,
-                              " positions: those beyond it will not be trained (GPT-2 trains with 1024, GPT-3 with "
-                              "2048)"));
+        warnings.push_back(text("--seq-len ", options.seq_len, " is shorter than the model's ", model.max_seq_len,
+                                " positions: those beyond it will not be trained (GPT-2 trains with 1024, GPT-3 with "
+                                "2048)"));
     }
     const bool is_constant = options.schedule == ScheduleKind::constant;
     if (!is_constant && options.final_lr_frac == 1.0f) {
-        doubts.push_back(text("the ", name_of(options.schedule),
-                              " schedule never falls: --final-lr-frac is 1. 0 lets it fall to nothing, 0.1 to a tenth; "
-                              "--schedule constant says that it is meant to stay"));
+        warnings.push_back(
+            text("the ", name_of(options.schedule),
+                 " schedule never falls: --final-lr-frac is 1. 0 lets it fall to nothing, 0.1 to a tenth; "
+                 "--schedule constant says that it is meant to stay"));
     }
     if (is_constant && options.warmup > 0) {
-        doubts.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
+        warnings.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
     }
     const char* checks = std::getenv("TRAIN_GPT_CHECKS");
     if (checks && *checks && std::string(checks) != "none") {
-        doubts.push_back(text("TRAIN_GPT_CHECKS=", checks,
-                              ": without a GPU, what kernels do is checked: for tests, slow, and "
-                              "sums may round as on a GPU"));
+        warnings.push_back(text("TRAIN_GPT_CHECKS=", checks,
+                                ": without a GPU, what kernels do is checked: for tests, slow, and "
+                                "sums may round as on a GPU"));
     }
-    return doubts;
+    return warnings;
 }

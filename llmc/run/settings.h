@@ -24,4 +24,4 @@ struct RunFacts {
 std::string settings_table(const Options& options, const RunFacts& facts);
 
 // Returns warnings about allowed but probably unintended options, one sentence each.
-std::vector<std::string> doubts(const Options& options, const ModelConfig& model);
+std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model);

@@ -140,7 +140,7 @@ RingTimes on_the_clock(int tokens, double per_token) {
 TEST_CASE("ring: where links are too slow to hide, the length of sequences is said that hides them") {
     constexpr double fast = 15e-6, slow = 52.7e-6;   // a hop of 16 tokens against 256 pairs
     auto doubt = [](int tokens, double per_token) {
-        return ring_doubt(on_the_clock(tokens, per_token), N * tokens, 2 * N);
+        return ring_warning(on_the_clock(tokens, per_token), N * tokens, 2 * N);
     };
     CHECK(doubt(16, fast) == "");
     CHECK(doubt(16, slow) ==

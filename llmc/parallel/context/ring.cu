@@ -54,7 +54,7 @@ std::size_t travelling_elements(const AttentionShape& s) { return 2 * elements(s
 
 }   // namespace
 
-std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit) {
+std::string ring_warning(const RingTimes& times, std::int64_t T, int unit) {
     if (times.hop_s <= times.block_s) return "";
     const double hidden = static_cast<double>(T) * times.hop_s / times.block_s;
     return formatted(

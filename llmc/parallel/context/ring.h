@@ -34,7 +34,7 @@
 // Returns a warning if a hop takes longer than the attention that is to hide it, with the length of sequences that
 // would hide it: the time of hops grows with that length, that of attention with its square. Else empty. `T`: tokens of
 // a sequence, a multiple of `unit`.
-std::string ring_doubt(const RingTimes& times, std::int64_t T, int unit);
+std::string ring_warning(const RingTimes& times, std::int64_t T, int unit);
 
 class Ring {
 public:

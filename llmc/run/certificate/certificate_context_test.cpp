@@ -74,7 +74,7 @@ TEST_CASE("shared sequences: where there is a ring its hop and its attention are
             const std::optional<RingTimes> times = rank.stage().attention().time_ring();
             me.require(times.has_value() == (cp > ulysses), "measured");
             me.require(!times || (times->hop_s > 0 && times->block_s > 0), "in no time");
-            const std::string doubt = doubt_about_ring(rank.stage(), me.world);
+            const std::string doubt = warning_about_ring(rank.stage(), me.world);
             me.require(doubt.empty() || (times && doubt.find("--seq-len") != std::string::npos), doubt);
             const std::string story = difference(rank.train(2), expected, ParamTable(model(layout)));
             me.require(story.empty(), story);

@@ -57,11 +57,11 @@ std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind ea
     return why_not.empty() ? "" : text(own, " attention is used, because the library cannot serve: ", why_not);
 }
 
-std::string doubt_about_ring(Stage& model, World& world) {
+std::string warning_about_ring(Stage& model, World& world) {
     if (model.sizes().documents) return "";   // the work that masks leave per block is not known beforehand
     const std::optional<RingTimes> times = model.attention().time_ring();
     if (!times) return "";
     world.synchronised();
     const int unit = sequence_unit(world.mesh().cp, model.sizes().residual_parts);
-    return ring_doubt(*times, model.options().T, unit);
+    return ring_warning(*times, model.options().T, unit);
 }

@@ -17,8 +17,8 @@
 std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);
 
 // Returns a warning if the ring's hops take longer than the attention they should hide behind, as this rank measures it
-// (ring_doubt, llmc/parallel/context/ring.h); else an empty string. Collective.
-std::string doubt_about_ring(Stage& model, World& world);
+// (ring_warning, llmc/parallel/context/ring.h); else an empty string. Collective.
+std::string warning_about_ring(Stage& model, World& world);
 
 // Makes all ranks use the attention that rank 0 measures as the faster one. Collective. Returns an empty string or a
 // warning.

@@ -11,9 +11,9 @@ std::vector<std::string> round_robin(int ranks, int nodes) {
     return hosts;
 }
 
-bool says(const std::vector<std::string>& doubts, const std::string& words) {
-    for (const std::string& doubt : doubts) {
-        if (doubt.find(words) != std::string::npos) return true;
+bool says(const std::vector<std::string>& warnings, const std::string& words) {
+    for (const std::string& warning : warnings) {
+        if (warning.find(words) != std::string::npos) return true;
     }
     return false;
 }
@@ -23,30 +23,30 @@ bool says(const std::vector<std::string>& doubts, const std::string& words) {
 TEST_CASE("layout doubts: ranks dealt round-robin over nodes part tensor-parallel groups, blocks do not") {
     Options o;
     o.tp = 4, o.dp = 2, o.micro_batch = 4, o.seq_len = 1024;
-    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
-    const auto dealt = layout_doubts(o, round_robin(8, 2));
+    CHECK(layout_warnings(o, hosts_in_blocks(8, 4)).empty());
+    const auto dealt = layout_warnings(o, round_robin(8, 2));
     CHECK(says(dealt, "--tp 4 reaches over nodes: ranks 0 and 1"));
     CHECK(says(dealt, "--map-by slot"));
-    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 6)), "ranks 4 and 6"));
-    CHECK(says(layout_doubts(o, hosts_in_blocks(12, 6)), "divide the ranks of a node"));
+    CHECK(says(layout_warnings(o, hosts_in_blocks(8, 6)), "ranks 4 and 6"));
+    CHECK(says(layout_warnings(o, hosts_in_blocks(12, 6)), "divide the ranks of a node"));
     o.tp = 1, o.dp = 8;
-    CHECK(layout_doubts(o, round_robin(8, 2)).empty());
+    CHECK(layout_warnings(o, round_robin(8, 2)).empty());
 }
 
 TEST_CASE("layout doubts: a Ulysses group of neighbours is judged with its tp ranks") {
     Options o;
     o.tp = 2, o.cp = 4, o.cp_mode = ContextMode::hybrid, o.cp_ulysses = 2, o.dp = 1;
-    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
-    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 2)), "a Ulysses group of 2 reaches over nodes: ranks 0 and 2"));
+    CHECK(layout_warnings(o, hosts_in_blocks(8, 4)).empty());
+    CHECK(says(layout_warnings(o, hosts_in_blocks(8, 2)), "a Ulysses group of 2 reaches over nodes: ranks 0 and 2"));
     o.cp_mode = ContextMode::ring, o.cp_ulysses = 0;
-    CHECK(layout_doubts(o, hosts_in_blocks(8, 2)).empty());   // rings cross nodes without harm
+    CHECK(layout_warnings(o, hosts_in_blocks(8, 2)).empty());   // rings cross nodes without harm
 }
 
 TEST_CASE("layout doubts: experts dealt out over nodes are told of") {
     Options o;
     o.ep = 4, o.dp = 8, o.micro_batch = 4, o.seq_len = 1024;
-    CHECK(layout_doubts(o, hosts_in_blocks(8, 4)).empty());
-    CHECK(says(layout_doubts(o, hosts_in_blocks(8, 2)), "--ep 4 reaches over nodes: ranks 0 and 2"));
+    CHECK(layout_warnings(o, hosts_in_blocks(8, 4)).empty());
+    CHECK(says(layout_warnings(o, hosts_in_blocks(8, 2)), "--ep 4 reaches over nodes: ranks 0 and 2"));
 }
 
 TEST_CASE("layout: experts that ranks cannot have are refused by name") {
