@@ -106,7 +106,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const std::vector<std::string> hosts = agreement.gather(own_host_name());
     record_run(asked, inputs, state ? state->step : 0, hosts, groups.everyone(), log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
-                    state ? state->next : AfterStep::next_step, options.tensorboard);
+                    state ? state->next : StepPhase::next_step, options.tensorboard);
     metrics.tell("start", told_start(arena, inputs.max_steps));
     const WarningListener listener([&metrics](const std::string& words) { metrics.tell("warning", words); });
     if (const std::string folder = real_files().unsynced_folder(); !folder.empty()) {

@@ -105,8 +105,8 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
             if (attention == name_of(kind)) s.attention = kind;
         }
         const std::string next = json.at("next").as_text();
-        for (s.next = AfterStep::validation; next != name_of(s.next); s.next = after(s.next)) {
-            if (s.next != AfterStep::next_step) continue;
+        for (s.next = StepPhase::validation; next != name_of(s.next); s.next = phase_after(s.next)) {
+            if (s.next != StepPhase::next_step) continue;
             throw Error(ErrorKind::bad_data,
                         text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
                         "Resume with the program that saved it, or from another checkpoint.");

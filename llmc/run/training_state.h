@@ -18,7 +18,7 @@
 
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/data/loader.h"
-#include "llmc/run/loop/after_step.h"
+#include "llmc/run/loop/step_phase.h"
 #include "llmc/run/step.h"
 #include "llmc/run/stopping/guard.h"
 
@@ -29,7 +29,7 @@ struct RunState {
     std::uint64_t windows = 0;   // samples per epoch; a resumed run must have the same data and sequence length
     OutlierDetector::State loss_outliers, norm_outliers;
     AttentionKind attention = AttentionKind::auto_;   // the one that the run used
-    AfterStep next = AfterStep::next_step;            // first work of the resumed run
+    StepPhase next = StepPhase::next_step;            // first work of the resumed run
     int bad_steps = 0;                                // steps in a row whose loss or norm is not finite
     std::optional<double> best_val_loss;              // the lowest so far, after a step
     OptimizerKind optimizer = OptimizerKind::adamw;

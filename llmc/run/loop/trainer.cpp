@@ -90,7 +90,7 @@ void Trainer::train_step() {
         return vote;
     });
     step_++;
-    next_ = AfterStep::validation;
+    next_ = StepPhase::validation;
     if (parts_.world) parts_.world->set_step(step_);
     if (parts_.world) parts_.world->will_wait();   // for these sums, not for the parameters that travel after them
     const float lr = learning_rate(learning_rates_, step_) *
@@ -127,19 +127,20 @@ void Trainer::follow_step() {
     const bool validates = validation_ && every(options_.val_every);
     const bool has_questions = parts_.evaluations && !parts_.evaluations->empty();
     // evaluations would tell nothing before the first step
-    if (has_turn(AfterStep::validation, validates || (validation_ && step_ == 0)) && validate()) next_ = after(next_);
-    if (has_turn(AfterStep::evaluation, validates && has_questions) && evaluate()) next_ = after(next_);
-    if (has_turn(AfterStep::sample, parts_.sampler && every(options_.sample_every)))
-        write_samples(), next_ = after(next_);
+    if (has_turn(StepPhase::validation, validates || (validation_ && step_ == 0)) && validate())
+        next_ = phase_after(next_);
+    if (has_turn(StepPhase::evaluation, validates && has_questions) && evaluate()) next_ = phase_after(next_);
+    if (has_turn(StepPhase::sample, parts_.sampler && every(options_.sample_every)))
+        write_samples(), next_ = phase_after(next_);
     const bool saves = every(options_.checkpoint_every) || is_last;
-    if (has_turn(AfterStep::checkpoint, saves)) save_checkpoint(), next_ = after(next_);
+    if (has_turn(StepPhase::checkpoint, saves)) save_checkpoint(), next_ = phase_after(next_);
 }
 
 // Returns true if a work is to be done now; next_ moves on once it is done. Passes over a work that is not due. After a
 // request to stop next_ stays, and what follows has no turn.
-bool Trainer::has_turn(AfterStep work, bool is_due) {
+bool Trainer::has_turn(StepPhase work, bool is_due) {
     if (next_ != work || (is_due && agreement_.stop_asked())) return false;
-    if (!is_due) next_ = after(work);
+    if (!is_due) next_ = phase_after(work);
     return is_due;
 }
 
@@ -154,7 +155,7 @@ bool Trainer::validate() {
     parts_.log.line("val loss %f%s", static_cast<double>(*loss), by_source.c_str());
     if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
         best_val_loss_ = *loss;
-        if (options_.keep_best) keeper_.save_best(state_now(after(AfterStep::validation)));
+        if (options_.keep_best) keeper_.save_best(state_now(phase_after(StepPhase::validation)));
     }
     return true;
 }
@@ -180,10 +181,10 @@ void Trainer::write_samples() {
 
 void Trainer::save_checkpoint() {
     if (options_.output_dir.empty()) return;
-    keeper_.save(state_now(next_ < AfterStep::checkpoint ? next_ : AfterStep::next_step));
+    keeper_.save(state_now(next_ < StepPhase::checkpoint ? next_ : StepPhase::next_step));
 }
 
-RunState Trainer::state_now(AfterStep next) const {
+RunState Trainer::state_now(StepPhase next) const {
     RunState state;
     state.step = step_;
     state.seed = options_.seed;
@@ -300,7 +301,7 @@ RunEnd Trainer::end_at_signal() {
     const std::string own = parts_.signals.received();
     parts_.log.line("%s: stopped after step %d of %d%s%s",
                     (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, parts_.max_steps,
-                    next_ < AfterStep::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
+                    next_ < StepPhase::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;
 }

@@ -52,7 +52,7 @@ private:
     RunEnd run_steps();
     void train_step();
     void follow_step();
-    bool has_turn(AfterStep work, bool is_due);
+    bool has_turn(StepPhase work, bool is_due);
 
     // The work after a step. Returns false if a request to stop came before its end.
     bool validate();
@@ -64,7 +64,7 @@ private:
     void settle_first_step();
     void examine(const StepResult& result);
     bool rewind();   // false: went back to this checkpoint too often
-    RunState state_now(AfterStep next) const;
+    RunState state_now(StepPhase next) const;
     RunEnd end_at_signal();
     RunEnd end_at_bad_steps();
 
@@ -74,7 +74,7 @@ private:
     int step_ = 0;        // completed steps
     int bad_steps_ = 0;   // steps in a row whose loss or gradient norm is not finite
     std::optional<double> best_val_loss_;
-    AfterStep next_ = AfterStep::validation;   // the first work after the step that is not done
+    StepPhase next_ = StepPhase::validation;   // the first work after the step that is not done
     StepBatch batch_;
     OutlierWatch outliers_;
     Agreement agreement_;

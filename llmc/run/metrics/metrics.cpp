@@ -48,13 +48,13 @@ std::vector<EventFile::Value> values_of(const EvaluationRecord& record) {
 // Tells which records of an earlier run are kept: everything before the work `next` after step `step`.
 struct KeptUpTo {
     int step;
-    AfterStep next;
+    StepPhase next;
     bool rewinds;   // keeps earlier rewinds to this step too
     bool holds(int of_step) const { return of_step <= step; }
-    bool holds(int of_step, AfterStep work) const { return of_step < step || (of_step == step && work < next); }
+    bool holds(int of_step, StepPhase work) const { return of_step < step || (of_step == step && work < next); }
     bool holds(int of_step, const std::string& key) const {
-        if (key == "val_loss") return holds(of_step, AfterStep::validation);
-        return is_evaluation(key) ? holds(of_step, AfterStep::evaluation) : holds(of_step);
+        if (key == "val_loss") return holds(of_step, StepPhase::validation);
+        return is_evaluation(key) ? holds(of_step, StepPhase::evaluation) : holds(of_step);
     }
 };
 
@@ -70,8 +70,8 @@ bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
     int step = 0;
     char kind[5] = "";
     if (std::sscanf(line.c_str(), "s:%d %4[a-z]", &step, kind) != 2) return false;
-    if (std::string(kind) == "tel") return kept.holds(step, AfterStep::validation);
-    if (std::string(kind) == "eval") return kept.holds(step, AfterStep::evaluation);
+    if (std::string(kind) == "tel") return kept.holds(step, StepPhase::validation);
+    if (std::string(kind) == "eval") return kept.holds(step, StepPhase::evaluation);
     return kept.holds(step + 1);   // main.log counts from 0
 }
 
@@ -133,7 +133,7 @@ std::string validation_json(int step, float loss, const std::vector<std::pair<st
                      of_each.c_str());
 }
 
-Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, AfterStep next, bool tensorboard)
+Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, StepPhase next, bool tensorboard)
     : files_(&files), folder_(folder), tensorboard_(tensorboard) {
     if (folder.empty()) return;
     files.make_folders(folder);
@@ -148,7 +148,7 @@ void Metrics::tell(const std::string& key, Json value) {
     }
 }
 
-void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
+void Metrics::open(int last_step, StepPhase next, bool keep_rewinds) {
     step_ = last_step;
     const std::string metrics = folder_ + "/metrics.jsonl", main_log = folder_ + "/main.log";
     const KeptUpTo kept{last_step, next, keep_rewinds};
@@ -170,7 +170,7 @@ void Metrics::open(int last_step, AfterStep next, bool keep_rewinds) {
     files_->sync_folder(folder_);
 }
 
-void Metrics::rewind(const RewindRecord& r, AfterStep next) {
+void Metrics::rewind(const RewindRecord& r, StepPhase next) {
     if (folder_.empty()) return;
     open(r.step, next, true);
     tell("rewind", r.from);

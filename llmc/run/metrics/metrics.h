@@ -39,7 +39,7 @@
 
 #include "llmc/io/file.h"
 #include "llmc/report/run_log.h"
-#include "llmc/run/loop/after_step.h"
+#include "llmc/run/loop/step_phase.h"
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/metrics/gpu_state.h"
 #include "llmc/run/metrics/tensorboard.h"
@@ -83,14 +83,14 @@ public:
     // Makes the folder and opens the records; with an empty folder nothing is written. `last_step` 0 starts afresh; a
     // resumed run passes the step it continues from. Drops the lines of later steps, a torn last line, and, for
     // `last_step` itself, the lines of work that is still to be done, from `next` on.
-    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, AfterStep next = AfterStep::next_step,
+    Metrics(FileSystem& files, const std::string& folder, int last_step = 0, StepPhase next = StepPhase::next_step,
             bool tensorboard = false);
 
     void step(const StepRecord& record);
     void validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
     void evaluation(int step, const EvaluationRecord& record);
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
-    void rewind(const RewindRecord& record, AfterStep next);
+    void rewind(const RewindRecord& record, StepPhase next);
 
     // Throws Error(io) if the folder was removed or moved, before other code would create it again.
     void require_folder();
@@ -102,7 +102,7 @@ public:
     void sync();
 
 private:
-    void open(int last_step, AfterStep next, bool keep_rewinds);
+    void open(int last_step, StepPhase next, bool keep_rewinds);
 
     FileSystem* files_;
     std::string folder_;

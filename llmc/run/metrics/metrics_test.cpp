@@ -120,10 +120,10 @@ TEST_CASE(
         for (int step : {1, 2}) metrics.step(record(step));
         until_2 = lines();
         for (int step : {3, 4}) metrics.step(record(step));
-        metrics.rewind({2, 4, 9.0f, 1.0f, 8}, AfterStep::next_step);
+        metrics.rewind({2, 4, 9.0f, 1.0f, 8}, StepPhase::next_step);
         CHECK(lines() == until_2 + first);
         metrics.step(record(3));
-        metrics.rewind({2, 3, 8.0f, 1.0f, 4}, AfterStep::next_step);
+        metrics.rewind({2, 3, 8.0f, 1.0f, 4}, StepPhase::next_step);
         CHECK(lines() == until_2 + first + second);
         metrics.step(record(3));
     }
@@ -153,8 +153,8 @@ TEST_CASE("metrics: every evaluation is a line, which goes where it is to be mad
                             "{\"step\":1,\"lambada\":0.25,\"lambada_perplexity\":12.5}\n";
     CHECK(lines() == all);
     CHECK(read_whole(real_files(), folder / "main.log").ends_with("s:1 eval:0.5000\n"));   // HellaSwag's alone
-    { Metrics resumed(real_files(), folder.path(), 1, AfterStep::sample); }
+    { Metrics resumed(real_files(), folder.path(), 1, StepPhase::sample); }
     CHECK(lines() == all);
-    { Metrics resumed(real_files(), folder.path(), 1, AfterStep::evaluation); }
+    { Metrics resumed(real_files(), folder.path(), 1, StepPhase::evaluation); }
     CHECK(lines() == before);
 }

@@ -111,14 +111,14 @@ TEST_CASE("tensorboard: CRC-32C of known texts") {
 TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run goes on without double steps") {
     TemporaryFolder folder;
     const std::string out = folder / "run", path = out + "/" + EventFile::name;
-    auto write_steps = [&](int after, AfterStep next, int last) {
+    auto write_steps = [&](int after, StepPhase next, int last) {
         Metrics metrics(real_files(), out, after, next, true);
         const auto measure = [&](int step) {
             metrics.validation(step, 4.0f);
             metrics.evaluation(step, {"arc_challenge", 0.5, 0.25});
             metrics.evaluation(step, {"lambada", 0.125, {}, 90.0});
         };
-        if (after == 5 && next == AfterStep::validation) measure(5);
+        if (after == 5 && next == StepPhase::validation) measure(5);
         for (int step = after + 1; step <= last; step++) {
             metrics.step(record(step));
             if (step % 5 == 0) measure(step);
@@ -148,14 +148,14 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
         for (const double time : read.times) CHECK(time > 1.7e9);
         return read;
     };
-    write_steps(0, AfterStep::next_step, 300);
+    write_steps(0, StepPhase::next_step, 300);
     check(300);   // steps of more than one byte
-    write_steps(0, AfterStep::next_step, 9);
+    write_steps(0, StepPhase::next_step, 9);
     const std::vector<double> times = check(9).times;
     real_files().append(path)->write(bytes_of(read_whole(real_files(), path).substr(0, 20)));   // torn
-    write_steps(7, AfterStep::next_step, 12);
+    write_steps(7, StepPhase::next_step, 12);
     CHECK(check(12).times[6] == times[6]);       // kept as it was: the fifth step's
-    write_steps(5, AfterStep::validation, 12);   // stopped before the validation of its step
+    write_steps(5, StepPhase::validation, 12);   // stopped before the validation of its step
     check(12);
 
     Metrics without(real_files(), out);   // begins anew, as with --overwrite
