@@ -72,8 +72,8 @@ std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string&
     return state.empty() ? open_weights(files, model, ignored) : open_saved_state(files, model, state);
 }
 
-std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked) {
-    if (!asked.empty() || is_descriptor(model)) return asked;
+std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& requested) {
+    if (!requested.empty() || is_descriptor(model)) return requested;
     const std::filesystem::path folder =
         files.exists(model + "/.") ? std::filesystem::path(model) : std::filesystem::absolute(model).parent_path();
     constexpr const char* names[] = {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"};

@@ -23,9 +23,9 @@ std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string&
 // Wraps weights: reading a value that is not finite throws Error(bad_data) naming the tensor. Null stays null.
 std::unique_ptr<WeightSource> only_finite(std::unique_ptr<WeightSource> weights);
 
-// Returns where a model's tokenizer is: `asked` if that is not empty, else the model's folder (or that of its file) if
-// it has a tokenizer; empty: none.
-std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& asked);
+// Returns where a model's tokenizer is: `requested` if that is not empty, else the model's folder (or that of its file)
+// if it has a tokenizer; empty: none.
+std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& requested);
 
 // Throws Error(bad_data) if the tokenizer has more ids than the model.
 Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model);

@@ -89,15 +89,15 @@ private:
 // Runs the checks in order, and holds what they have found so far.
 class RunCheck {
 public:
-    RunCheck(const CommandLine& asked, World& world, const StopSignals& signals, const Log& log)
-        : asked_(asked),
-          options_(asked.options),
+    RunCheck(const CommandLine& requested, World& world, const StopSignals& signals, const Log& log)
+        : requested_(requested),
+          options_(requested.options),
           world_(world),
           signals_(signals),
           log_(log),
           agreement_(own_memory_, world.all(), &world, signals, stream_.get()),
           report_(agreement_, log),
-          max_steps_(asked.options.max_steps) {}
+          max_steps_(requested.options.max_steps) {}
 
     int run() {
         report_.together("model", [&] { return find_model_and_checkpoint(); });
@@ -142,7 +142,7 @@ private:
     double time_validation(Step& step, const TokenSet& tokens);
     int last_step() const { return options_.stop_after > 0 ? std::min(options_.stop_after, max_steps_) : max_steps_; }
 
-    const CommandLine& asked_;
+    const CommandLine& requested_;
     Options options_;
     World& world_;
     const StopSignals& signals_;
@@ -314,7 +314,7 @@ std::string RunCheck::time_steps() {
     Step& step = parts.make_step(options_, arena);
     const RunInputs inputs{{.config = model_.config}, nullptr,    checkpoint_, std::move(val_tokens_),
                            std::move(*train_tokens_), max_steps_, data_};
-    const std::optional<RunState> state = resume(inputs, asked_.recorded, options_, step, log_);
+    const std::optional<RunState> state = resume(inputs, requested_.recorded, options_, step, log_);
     const std::string about =
         settle_attention(parts.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);
     if (!about.empty()) log_.warning("%s", about.c_str());
@@ -373,11 +373,11 @@ DiskRoom disk_room(const std::string& folder) {
     return {at.string(), static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize};
 }
 
-int check_run(const CommandLine& asked, World& world, const StopSignals& signals) {
+int check_run(const CommandLine& requested, World& world, const StopSignals& signals) {
     signals.leave_if_received();
     const Log log(world.is_first());
     open_device(world.place().local_rank);
-    CommandLine of_ranks = asked;
+    CommandLine of_ranks = requested;
     fit_to_ranks(of_ranks.options, world.mesh().dp);
     return RunCheck(of_ranks, world, signals, log).run();
 }

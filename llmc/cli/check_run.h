@@ -12,7 +12,7 @@
 #include "llmc/run/stopping/stop_signals.h"
 
 // Runs all checks. Collective. Returns the exit code: 0, or the one with which a run would end at its first error.
-int check_run(const CommandLine& asked, World& world, const StopSignals& signals);
+int check_run(const CommandLine& requested, World& world, const StopSignals& signals);
 
 // Free space for a folder that may not exist yet.
 struct DiskRoom {

@@ -51,9 +51,9 @@ void check_together(const Options& o) {
     refuse_if(!o.arch.empty() && (own_sizes > 0 || o.model != Options{}.model),
               text("--arch ", o.arch, " together with --model, --layers, --heads or --channels"),
               "Each of them says what the model is: give one.");
-    ModelConfig asked;
-    apply(o.architecture, asked);
-    const std::string beyond = beyond_llmc(asked);
+    ModelConfig requested;
+    apply(o.architecture, requested);
+    const std::string beyond = beyond_llmc(requested);
     refuse_if(!beyond.empty() && !o.export_llmc.empty(), "--export-llmc together with " + beyond,
               "llm.c's files hold no such model; checkpoints do.");
     refuse_if(o.force_balance && !o.output_dir.empty(), "--force-balance 1 together with --output-dir",

@@ -14,10 +14,11 @@
 namespace {
 
 void show_inside(const Options& options, const TokenSet& tokens, const Tokenizer& tokenizer) {
-    const auto asked = static_cast<std::uint64_t>(options.inspect_at);
-    refuse_if(asked >= tokens.tokens(), text("--inspect ", asked, ": --train-data has ", tokens.tokens(), " tokens"),
+    const auto requested = static_cast<std::uint64_t>(options.inspect_at);
+    refuse_if(requested >= tokens.tokens(),
+              text("--inspect ", requested, ": --train-data has ", tokens.tokens(), " tokens"),
               "They are counted from 0.");
-    std::uint64_t at = asked;
+    std::uint64_t at = requested;
     const TokenFile* shard = tokens.files().data();
     for (; at >= shard->count(); shard++) at -= shard->count();
     std::vector<std::int32_t> ids(std::min(shard->count() - at, static_cast<std::uint64_t>(options.seq_len)));
@@ -25,9 +26,9 @@ void show_inside(const Options& options, const TokenSet& tokens, const Tokenizer
     const DocumentCounts counts = count_documents(
         tokens.files(), options.seq_len, static_cast<std::int32_t>(tokenizer.end_of_text()), tokenizer.vocab_size());
     const std::string words = text(
-        "token ", asked, ": ", shard->path(), ", token ", at, "\n", printable(tokenizer.decode(ids.data(), ids.size())),
-        "\n\n", counts.documents, " documents of ", tokens.tokens(), " tokens, the longest of ", counts.longest, ":\n",
-        picture_of(counts),
+        "token ", requested, ": ", shard->path(), ", token ", at, "\n",
+        printable(tokenizer.decode(ids.data(), ids.size())), "\n\n", counts.documents, " documents of ",
+        tokens.tokens(), " tokens, the longest of ", counts.longest, ":\n", picture_of(counts),
         formatted("sequences of %d tokens: --document-mask leaves %.1f%% of attention (the mean of sum L^2 / T^2) and "
                   "saves %.1f%%\n",
                   options.seq_len, 100 * counts.attention_left, 100 * (1 - counts.attention_left)));

@@ -31,15 +31,15 @@ bool is_possible(const Options& options) {
 
 }   // namespace
 
-int largest_micro_batch(const Options& asked, double device_bytes) {
-    refuse_if(asked.total_batch == 0, "--micro-batch auto without --total-batch",
+int largest_micro_batch(const Options& requested, double device_bytes) {
+    refuse_if(requested.total_batch == 0, "--micro-batch auto without --total-batch",
               "Say how many tokens a step has; micro-batches are the largest shares of it that fit.");
-    Options options = asked;
+    Options options = requested;
     options.micro_batch = 1;
     planned_run(options);   // throws for what no micro-batch can cure
     const std::int64_t most = options.total_batch / options.seq_len;
     std::vector<Recompute> levels{Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
-    if (asked.recompute) levels = {*asked.recompute};
+    if (requested.recompute) levels = {*requested.recompute};
     for (const Recompute level : levels) {
         int largest = 0;
         for (int sequences = 1; sequences <= most; sequences++) {
@@ -52,7 +52,7 @@ int largest_micro_batch(const Options& asked, double device_bytes) {
     }
     throw Error(ErrorKind::usage,
                 formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
-                          asked.seq_len, device_bytes / (1 << 30)),
+                          requested.seq_len, device_bytes / (1 << 30)),
                 "Take more devices, --recompute block, a higher --zero, or let --layout auto choose.");
 }
 

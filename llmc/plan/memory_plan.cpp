@@ -29,10 +29,10 @@ ModelConfig model_of(const Options& o) {
 
 // Returns the attention whose memory can be counted here: `own`, `own_sm90` if this machine runs it, else auto_.
 AttentionKind counted_attention(const Options& options) {
-    const AttentionKind asked = options.attention;
+    const AttentionKind requested = options.attention;
     const bool runs =
-        asked == AttentionKind::own || (asked == AttentionKind::own_sm90 && sm90_attention_refusal().empty());
-    return runs ? asked : AttentionKind::auto_;
+        requested == AttentionKind::own || (requested == AttentionKind::own_sm90 && sm90_attention_refusal().empty());
+    return runs ? requested : AttentionKind::auto_;
 }
 void count_library_workspace(Stage& stage) {
     if (stage.attention().kind() == AttentionKind::library) stage.attention().use(AttentionKind::library);
@@ -48,8 +48,8 @@ Arena counted_alone(Options options, const ModelConfig& config, const MeshShape&
 
 }   // namespace
 
-PlannedRun planned_run(const Options& asked) {
-    Options options = asked;
+PlannedRun planned_run(const Options& requested) {
+    Options options = requested;
     const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
     const auto dp = static_cast<int>(std::max<std::int64_t>(1, options.startup.ranks / replica));
     fit_to_ranks(options, options.dp > 0 ? options.dp : dp);
@@ -75,8 +75,8 @@ Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute) {
     return most;
 }
 
-std::string memory_plan(const Options& asked) {
-    const PlannedRun run = planned_run(asked);
+std::string memory_plan(const Options& requested) {
+    const PlannedRun run = planned_run(requested);
     auto of_fullest_stage = [&](Recompute recompute) {
         std::pair<Arena, int> most;
         for (int stage = 0; stage < run.mesh.pp; stage++) {

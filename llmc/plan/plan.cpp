@@ -186,11 +186,11 @@ double Plan::mfu() const {
 }
 
 Machine planned_machine(const Options& options) {
-    const PlanOptions& asked = options.plan;
-    Machine machine = asked.machine.empty() ? known_machine(asked.gpu) : read_machine(asked.machine);
+    const PlanOptions& requested = options.plan;
+    Machine machine = requested.machine.empty() ? known_machine(requested.gpu) : read_machine(requested.machine);
     if (options.startup.gpus_per_node > 0) machine.devices_per_node = options.startup.gpus_per_node;
-    if (!asked.link_intra.empty()) machine.intra = link_from("--link-intra", asked.link_intra);
-    if (!asked.link_inter.empty()) machine.inter = link_from("--link-inter", asked.link_inter);
+    if (!requested.link_intra.empty()) machine.intra = link_from("--link-intra", requested.link_intra);
+    if (!requested.link_inter.empty()) machine.inter = link_from("--link-inter", requested.link_inter);
     return machine;
 }
 
@@ -244,8 +244,8 @@ int ranks_of(const Options& o) {
 
 }   // namespace
 
-int plan_run(const Options& asked) {
-    Options options = asked;
+int plan_run(const Options& requested) {
+    Options options = requested;
     if (options.plan.search) {
         const Machine machine = planned_machine(options);
         const std::vector<Candidate> found = search_layouts(options, machine, ranks_of(options));

@@ -133,18 +133,18 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
     return all;
 }
 
-std::optional<int> fewest_devices(const Options& asked, const Machine& machine, int most) {
-    for (int ranks = asked.cp; ranks <= most; ranks *= 2) {
+std::optional<int> fewest_devices(const Options& requested, const Machine& machine, int most) {
+    for (int ranks = requested.cp; ranks <= most; ranks *= 2) {
         for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp *= 2) {
-            for (int pp = 1; tp * asked.cp * pp <= ranks; pp *= 2) {
-                if (ranks % (tp * asked.cp * pp) != 0) continue;
-                const int dp = ranks / (tp * asked.cp * pp);
-                Options options = asked;
-                options.zero_group = 0, options.ep = std::gcd(asked.ep, dp * asked.cp * tp);
+            for (int pp = 1; tp * requested.cp * pp <= ranks; pp *= 2) {
+                if (ranks % (tp * requested.cp * pp) != 0) continue;
+                const int dp = ranks / (tp * requested.cp * pp);
+                Options options = requested;
+                options.zero_group = 0, options.ep = std::gcd(requested.ep, dp * requested.cp * tp);
                 options.total_batch = std::int64_t{pp} * dp * options.micro_batch * options.seq_len;
                 options.batch_schedule.clear();
                 const std::optional<PlannedRun> run =
-                    possible(options, tp, pp, dp, dp * asked.cp > 1 ? 3 : 0, Recompute::block);
+                    possible(options, tp, pp, dp, dp * requested.cp > 1 ? 3 : 0, Recompute::block);
                 if (!run) continue;
                 Candidate candidate;
                 candidate.run = *run;

@@ -124,11 +124,11 @@ Communicator::~Communicator() {
 
 std::string Communicator::failure() const {
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
-    if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return "";
+    const ncclResult_t status = ncclCommGetAsyncError(comm_, &state);
+    if (status == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return "";
     const char* const why = ncclGetLastError(comm_);
-    return text("group ", name_, ": ", ncclGetErrorString(asked == ncclSuccess ? state : asked), *why != 0 ? ": " : "",
-                why, ", at ", operation_.load(), " number ", issued_.load());
+    return text("group ", name_, ": ", ncclGetErrorString(status == ncclSuccess ? state : status),
+                *why != 0 ? ": " : "", why, ", at ", operation_.load(), " number ", issued_.load());
 }
 
 void Communicator::log(std::size_t n, ncclDataType_t type, const std::string& more) {

@@ -28,12 +28,12 @@ ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
         for (const ModelField& field : model_fields()) {
             const auto given = options.architecture.find(field.name);
             if (given == options.architecture.end()) continue;
-            ModelConfig asked = *of_file;
-            field.set(asked, given->second);
+            ModelConfig requested = *of_file;
+            field.set(requested, given->second);
             if (field.of_training) field.set(config, given->second);
             const bool may_differ = field.of_training || (is_rotary && field.may_change);
-            refuse_if(!may_differ && !field.same(asked, *of_file),
-                      text("--", field.name, " ", field.value_of(asked), ": the model in ", options.model, " has ",
+            refuse_if(!may_differ && !field.same(requested, *of_file),
+                      text("--", field.name, " ", field.value_of(requested), ": the model in ", options.model, " has ",
                            field.value_of(*of_file)),
                       text("Leave --", field.name, " out: the model says it."));
         }

@@ -107,8 +107,8 @@ int Replay::add_operation(int rank, const RecordedStep& step, const Before& befo
         return computed;
     }
     const int launched = add_moment(0, rank, before), finish = add_moment(0, rank, {1, {computed}});
-    const int asked = step.work.multiprocessors;
-    at(launched).multiprocessors = asked > 0 ? asked : costs_.multiprocessors_of_exchange;
+    const int requested = step.work.multiprocessors;
+    at(launched).multiprocessors = requested > 0 ? requested : costs_.multiprocessors_of_exchange;
     at(finish).multiprocessors = -at(launched).multiprocessors;
     lives_.push_back({computed, finish, static_cast<int>(sides_.size()), static_cast<int>(step.work.exchanges.size())});
     add_exchanges(rank, step, launched, finish);

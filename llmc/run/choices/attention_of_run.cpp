@@ -43,8 +43,8 @@ std::string take_faster_attention(Stage& model, World& world) {
     return why_not.empty() ? "" : "own attention is used, because the library's fails: " + why_not;
 }
 
-std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world) {
-    if (asked != AttentionKind::auto_) return "";
+std::string settle_attention(Stage& model, AttentionKind requested, AttentionKind earlier, World& world) {
+    if (requested != AttentionKind::auto_) return "";
     if (earlier != AttentionKind::auto_) {
         const std::string why_not = take_on_all(model, earlier, world);
         return why_not.empty() ? "" : "another attention than before: " + why_not;

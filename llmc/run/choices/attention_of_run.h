@@ -14,7 +14,7 @@
 // Settles the attention on all ranks. `earlier`: the one that the resumed run used, or auto_. Collective. Returns an
 // empty string or a warning: the earlier one cannot be used here, so results will differ in the last bits; or the
 // library cannot serve, or fails here, so nothing was compared.
-std::string settle_attention(Stage& model, AttentionKind asked, AttentionKind earlier, World& world);
+std::string settle_attention(Stage& model, AttentionKind requested, AttentionKind earlier, World& world);
 
 // Returns a warning if the ring's hops take longer than the attention they should hide behind, as this rank measures it
 // (ring_warning, llmc/parallel/context/ring.h); else an empty string. Collective.
