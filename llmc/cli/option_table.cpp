@@ -276,9 +276,10 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--gelu-fusion", o.gelu_fusion, 0, 2,
            "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too")
         .llmc("-ge");
-    number("--matmul-tries", o.matmul_tries, 0, 64,
-           "cuBLASLt algorithms timed for each matmul before the first step, beside own kernels on an H100 or H200, the "
-           "fastest kept; 1: its first, untimed; 0: 16 on a GPU, 1 on a CPU");
+    number(
+        "--matmul-tries", o.matmul_tries, 0, 64,
+        "cuBLASLt algorithms timed for each matmul before the first step, beside own kernels on an H100 or H200, the "
+        "fastest kept; 1: its first, untimed; 0: 16 on a GPU, 1 on a CPU");
     choice("--force-balance", o.force_balance,
            "for measuring alone: experts are chosen in turn, so that each gets equally many tokens; goes with no "
            "--output-dir, because such a model is not worth keeping");

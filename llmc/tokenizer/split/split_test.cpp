@@ -332,7 +332,7 @@ TEST_CASE("tokenizer_split: normal form C") {
     std::string storage;
     const auto nfc = [&](std::string_view text) { return std::string(to_nfc(text, storage)); };
     CHECK(nfc("caf\xc3\xa9 \xff") == "caf\xc3\xa9 \xff");   // nothing that could change
-    try {   // outside of CHECK, which keeps what is thrown
+    try {                                                   // outside of CHECK, which keeps what is thrown
         nfc("cafe\xcc\x81");
     } catch (const Error& problem) {
         CHECK(problem.kind() == ErrorKind::usage);
