@@ -19,6 +19,17 @@ constexpr cudaDataType_t cuda_type = CUDA_R_32F;
 template <>
 constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 
+// Rows of matmul_rows: activations from activations, and gradients of weights.
+template <class T, cublasLtEpilogue_t EPILOGUE>
+constexpr const MatmulRow* forward_row = find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N,
+                                                         EPILOGUE);
+template <class T, cublasLtEpilogue_t EPILOGUE>
+constexpr const MatmulRow* input_gradient_row = find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N,
+                                                                EPILOGUE);
+template <class T, class G, cublasLtEpilogue_t EPILOGUE>
+constexpr const MatmulRow* weight_gradient_row = find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T,
+                                                                 EPILOGUE);
+
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Returns where waiting bias gradients begin: behind the workspace.
@@ -94,13 +105,10 @@ Matmul::~Matmul() = default;
 
 template <class T>
 void Matmul::forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& s, cudaStream_t stream) {
-    constexpr const MatmulRow* plain =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT);
-    constexpr const MatmulRow* with_bias =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS);
-    impl_->run(bias ? with_bias : plain, out, matrix(out, s.N, s.M, s.out_stride), weight,
-               matrix(weight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), bias, nullptr, nullptr,
-               stream);
+    const MatmulRow* const row =
+        bias ? forward_row<T, CUBLASLT_EPILOGUE_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
+    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
+               matrix(in, s.K, s.M, s.in_stride), bias, nullptr, nullptr, stream);
 }
 
 template <class T>
@@ -113,15 +121,12 @@ void Matmul::forward_few(T* out, const T* in, const T* weight, const T* bias, co
 template <class T>
 void Matmul::forward_add(T* out, const T* residual, const T* in, const T* weight, const T* bias, const MatmulShape& s,
                          cudaStream_t stream) {
-    constexpr const MatmulRow* plain =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT);
-    constexpr const MatmulRow* with_bias =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_BIAS);
+    const MatmulRow* const row =
+        bias ? forward_row<T, CUBLASLT_EPILOGUE_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
     ENSURE(s.out_stride == 0 || s.out_stride == s.N, "a residual whose rows have gaps");
     ENSURE(residual != out, "a residual that the sum would overwrite");
-    if (impl_->try_run(bias ? with_bias : plain, out, matrix(out, s.N, s.M, 0), weight,
-                       matrix(weight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), bias, nullptr,
-                       residual, stream)) {
+    if (impl_->try_run(row, out, matrix(out, s.N, s.M, 0), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
+                       matrix(in, s.K, s.M, s.in_stride), bias, nullptr, residual, stream)) {
         return;
     }
     forward(out, in, weight, bias, s, stream);
@@ -131,13 +136,11 @@ void Matmul::forward_add(T* out, const T* residual, const T* in, const T* weight
 template <class T>
 void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& s,
                           cudaStream_t stream) {
-    constexpr const MatmulRow* plain =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX);
-    constexpr const MatmulRow* with_bias =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_T, CUBLAS_OP_N, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
-    if (Impl::fuses_gelu<T> && impl_->try_run(bias ? with_bias : plain, out, matrix(out, s.N, s.M, s.out_stride),
-                                              weight, matrix(weight, s.K, s.N, s.weight_stride), in,
-                                              matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)) {
+    const MatmulRow* const row =
+        bias ? forward_row<T, CUBLASLT_EPILOGUE_GELU_AUX_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_GELU_AUX>;
+    if (Impl::fuses_gelu<T> &&
+        impl_->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
+                       in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)) {
         return;
     }
     forward(pre_gelu, in, weight, bias, s, stream);
@@ -149,8 +152,7 @@ void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, con
 template <class T>
 void Matmul::input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& s, bool accumulate,
                             cudaStream_t stream) {
-    constexpr const MatmulRow* row =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT);
+    constexpr auto row = input_gradient_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
     impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), dout,
                matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dinp : nullptr, stream);
 }
@@ -158,8 +160,7 @@ void Matmul::input_gradient(T* dinp, const T* dout, const T* weight, const Matmu
 template <class T>
 void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const T* pre_gelu, const MatmulShape& s,
                                  cudaStream_t stream) {
-    constexpr const MatmulRow* row =
-        find_matmul_row(cuda_type<T>, cuda_type<T>, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DGELU);
+    constexpr auto row = input_gradient_row<T, CUBLASLT_EPILOGUE_DGELU>;
     if (Impl::fuses_gelu<T> &&
         impl_->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight,
                        matrix(weight, s.K, s.N, s.weight_stride), dout, matrix(dout, s.N, s.M, s.out_stride), nullptr,
@@ -175,8 +176,7 @@ void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const 
 template <class T, class G>
 void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& s, bool accumulate,
                              cudaStream_t stream) {
-    constexpr const MatmulRow* row =
-        find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_DEFAULT);
+    constexpr auto row = weight_gradient_row<T, G, CUBLASLT_EPILOGUE_DEFAULT>;
     impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), dout,
                matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dweight : nullptr, stream);
 }
@@ -184,8 +184,7 @@ void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const Matmu
 template <class T, class G>
 void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& s,
                                       bool accumulate, cudaStream_t stream) {
-    constexpr const MatmulRow* row =
-        find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T, CUBLASLT_EPILOGUE_BGRADB);
+    constexpr auto row = weight_gradient_row<T, G, CUBLASLT_EPILOGUE_BGRADB>;
     const std::size_t bytes = rounded_up(sizeof(G) * static_cast<std::size_t>(s.N));
     const std::size_t room = waiting_bytes(impl_->options);
     BiasSums& waiting = impl_->waiting;
