@@ -54,6 +54,15 @@ std::string tokenizer_config_json(const ModelConfig& config, const Tokenizer& to
     return to_text(json, 2) + "\n";
 }
 
+// Returns a tokenizer_config.json whose model_max_length, if it has one, is not below `length`; else as it was.
+std::string with_length(std::string content, std::int64_t length) {
+    const Json json = parse_json(content);
+    const Json* const before = json.find("model_max_length");
+    if (before == nullptr || !before->is_number() || before->as_number() >= static_cast<double>(length)) return content;
+    const std::size_t begin = before->offset(), end = content.find_first_of(",} \t\r\n", begin);
+    return content.replace(begin, end - begin, std::to_string(length));
+}
+
 }   // namespace
 
 std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, TensorType type,
@@ -62,8 +71,9 @@ std::vector<HuggingFaceFile> hugging_face_files(const ModelConfig& config, Tenso
     if (tokenizer == nullptr) return files;
     bool has_config = false;
     for (const auto& [name, content] : files_on_texts(tokenizer->data())) {
-        files.push_back({name, content});
-        has_config = has_config || name == "tokenizer_config.json";
+        const bool is_config = name == "tokenizer_config.json";
+        files.push_back({name, is_config ? with_length(content, config.max_seq_len) : content});
+        has_config = has_config || is_config;
     }
     if (!has_config) files.push_back({"tokenizer_config.json", tokenizer_config_json(config, *tokenizer)});
     return files;

@@ -64,6 +64,24 @@ TEST_CASE("model export: every value of every field of a model comes back from c
     CHECK(beyond > 0);
 }
 
+TEST_CASE("model export: a tokenizer_config.json of shorter sequences gets the model's length, and keeps the rest") {
+    const ModelConfig model = small_llama();   // sequences of 24
+    for (const auto& [before, after] : {std::pair("16", "24"), {"24", "24"}, {"1e30", "1e30"}, {"null", "null"}}) {
+        const TemporaryFolder folder;
+        auto content = [](const char* length) {
+            return text("{\"eos_token\":  \"f\", \"model_max_length\": ", length, "}");
+        };
+        Tokenizer::bytes().save(folder.path());
+        write_whole(real_files(), folder / "tokenizer_config.json", content(before));
+        const Tokenizer tokenizer = Tokenizer::load(folder.path());
+        std::string found;
+        for (const HuggingFaceFile& file : hugging_face_files(model, TensorType::F32, &tokenizer)) {
+            if (file.name == "tokenizer_config.json") found += file.content;
+        }
+        CHECK(found == content(after));
+    }
+}
+
 TEST_CASE("model export: norms after sublayers and of rows of queries and keys are an OLMo2, neither alone is") {
     ModelConfig config = small_llama();
     config.norm_position = NormPosition::after;
