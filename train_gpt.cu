@@ -33,6 +33,7 @@
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/loop/trainer.h"
+#include "llmc/run/metrics/metrics_server.h"
 #include "llmc/run/metrics/told_run.h"
 #include "llmc/run/part_options.h"
 #include "llmc/run/run_inputs.h"
@@ -76,6 +77,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     signals.leave_if_received();
     fit_to_ranks(options, world.mesh().dp);
     const Log log(world.is_first());
+    std::optional<MetricsServer> server;
+    if (world.is_first() && options.metrics_port > 0) {
+        server.emplace(options.metrics_host, options.metrics_port);
+        log.line("metrics: %s", server->address().c_str());
+    }
     open_device(world.place().local_rank);
     RunInputs inputs = find_inputs(options, world, signals, log);
 
@@ -107,6 +113,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     record_run(asked, inputs, state ? state->step : 0, hosts, groups.everyone(), log);
     Metrics metrics(real_files(), world.is_first() ? options.output_dir : "", state ? state->step : 0,
                     state ? state->next : StepPhase::next_step, options.tensorboard);
+    if (server) metrics.show_to(*server);
     metrics.tell("start", told_start(arena, inputs.max_steps));
     const WarningListener listener([&metrics](const std::string& words) { metrics.tell("warning", words); });
     if (const std::string folder = real_files().unsynced_folder(); !folder.empty()) {

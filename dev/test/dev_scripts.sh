@@ -85,6 +85,8 @@ has transformers && runs ' 0 differ' python3 dev/reference/config_defaults.py "$
 script=random_configs.py
 has torch transformers tokenizers &&
     runs ' 0 differ' python3 dev/reference/random_configs.py "$fp32" "$tokenize" --models 12
+script=evaluations.py
+has torch transformers tokenizers && runs '^0 differ' python3 dev/reference/evaluations.py "$fp32" "$tokenize"
 script=pytorch_step.py
 has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
 runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1

@@ -70,6 +70,8 @@ void check_together(const Options& o) {
                   "Say with --output-dir where the results are.");
     }
     check_documents(o);
+    refuse_if(o.metrics_port == 0 && o.metrics_host != Options{}.metrics_host,
+              text("--metrics-host ", o.metrics_host, " without --metrics-port"), "Say at which port of it.");
     refuse_if(o.keep_best && o.val_every == 0, "--keep-best together with --val-every 0",
               "The best state is that of the lowest validation loss.");
     refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),

@@ -228,6 +228,11 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
         .of_start();
     choice("--tensorboard", o.tensorboard,
            "also write what metrics.jsonl has as an event file for TensorBoard, into --output-dir");
+    number("--metrics-port", o.metrics_port, 0, 65535,
+           "rank 0 serves metrics.jsonl's newest values at http://HOST:PORT/metrics, for Prometheus; 0: it does not");
+    string("--metrics-host", o.metrics_host,
+           "the HOST of --metrics-port, an address or name of rank 0's machine; 0.0.0.0 or :: is all of its addresses, "
+           "for everyone who reaches them");
     number("--log-every", o.log_every, 0, kMost,
            "print a line every this many steps, and first and last; 0: the first ten, then one in five seconds; a "
            "terminal shows each step, in place");

@@ -6,11 +6,9 @@
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
+#include "llmc/io/gzip_testing.h"
 #include "llmc/io/temporary_folder_testing.h"
 
-#ifdef USE_ZLIB
-#include <zlib.h>
-#endif
 #ifdef USE_ZSTD
 #include <zstd.h>
 #endif
@@ -54,22 +52,6 @@ std::string read_all(const std::string& path, std::size_t at_once) {
         CHECK_THROWS_WITH_AS(read_all(path, 1 << 20), doctest::Contains("not what"), Error);
     }
 }
-
-#ifdef USE_ZLIB
-std::string by_gzip(const std::string& content) {
-    z_stream state{};
-    REQUIRE(deflateInit2(&state, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-    std::string out(deflateBound(&state, content.size()), '\0');
-    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
-    state.avail_in = static_cast<uInt>(content.size());
-    state.next_out = reinterpret_cast<Bytef*>(out.data());
-    state.avail_out = static_cast<uInt>(out.size());
-    REQUIRE(deflate(&state, Z_FINISH) == Z_STREAM_END);
-    out.resize(state.total_out);
-    deflateEnd(&state);
-    return out;
-}
-#endif
 
 }   // namespace
 

@@ -68,3 +68,29 @@ TEST_CASE("document cut: every rank sees the keys of its queries' documents and 
         }
     }
 }
+
+TEST_CASE("document cut: a step of a ring is passed over only where no query sees a key, wherever a document begins") {
+    const std::int64_t T = 32;
+    for (const int N : {2, 4}) {
+        for (std::int64_t border = 1; border < T; border++) {   // also where one key alone is seen
+            for (int rank = 0; rank < N; rank++) {
+                const ContextCut cut{N, 1, rank};
+                const std::vector<int> queries = token_positions(attended_ranges(cut, T));
+                std::vector<std::int32_t> starts;
+                for (const int query : queries) starts.push_back(query >= border ? static_cast<int>(border) : 0);
+                std::vector<std::int32_t> first(starts.size() * static_cast<std::size_t>(N));
+                first_keys(first, starts, cut, T);
+                const std::vector<char> hidden = hidden_steps(first, cut, 1);
+                for (int step = 0; step < N; step++) {
+                    bool any_seen = false;
+                    for (const int key : token_positions(zigzag_ranges(N, (rank + N - step) % N, T))) {
+                        for (std::size_t i = 0; i < queries.size(); i++) {
+                            any_seen = any_seen || (key >= starts[i] && key <= queries[i]);
+                        }
+                    }
+                    CHECK(static_cast<bool>(hidden[static_cast<std::size_t>(step)]) == !any_seen);
+                }
+            }
+        }
+    }
+}

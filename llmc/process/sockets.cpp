@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <thread>
 
@@ -184,7 +185,12 @@ std::string FrameReader::take() {
     return text;
 }
 
-ListeningSocket::ListeningSocket(int port, bool only_loopback) {
+ListeningSocket::ListeningSocket(int port, bool only_loopback)
+    : ListeningSocket(only_loopback ? std::vector<std::string>(std::begin(kLoopbackHosts), std::end(kLoopbackHosts))
+                                    : std::vector<std::string>(std::begin(kAllInterfaces), std::end(kAllInterfaces)),
+                      port) {}
+
+ListeningSocket::ListeningSocket(const std::vector<std::string>& hosts, int port) {
     // The port that the system chooses for one kind of addresses may be taken for the other.
     int error = EADDRINUSE;
     for (int attempt = 0; attempt < (port == 0 ? 100 : 1) && error == EADDRINUSE; attempt++) {
@@ -192,7 +198,7 @@ ListeningSocket::ListeningSocket(int port, bool only_loopback) {
         port_ = port;
         error = 0;
         int lacking = 0;
-        for (const char* host : only_loopback ? kLoopbackHosts : kAllInterfaces) {
+        for (const std::string& host : hosts) {
             Socket socket = listen_at(resolve(host, port_).addresses.at(0));
             if (socket.is_open()) {
                 port_ = port_of(socket);

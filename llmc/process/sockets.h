@@ -49,6 +49,8 @@ public:
     // Listens on `port` (0: any) of all interfaces, or of loopback alone, by IPv4 and by IPv6; where the machine has
     // only one of them, by that. Throws Error(io).
     explicit ListeningSocket(int port, bool only_loopback = false);
+    // Listens on `port` at each of these addresses, given in digits, of which the machine has one. Throws Error(io).
+    ListeningSocket(const std::vector<std::string>& hosts, int port);
     int port() const { return port_; }
     std::vector<int> fds() const;   // one is readable when a connection is pending
     std::optional<Socket> accept(double timeout_seconds);

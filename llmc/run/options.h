@@ -120,6 +120,10 @@ struct Options : OptimizerOptions {
     std::string trace;              // Chrome trace of a step; empty: none
     std::string export_llmc;        // llm.c model file to write at the end; empty: none
 
+    // watching: serves the newest metrics over HTTP
+    int metrics_port = 0;   // 0: does not
+    std::string metrics_host = "localhost";
+
     // numerics and memory
     AttentionKind attention = AttentionKind::auto_;
     DType grad_dtype = DType::fp32;

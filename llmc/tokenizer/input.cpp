@@ -6,7 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
-#include "llmc/io/byte_stream.h"
+#include "llmc/io/streams_ahead.h"
 #include "llmc/tokenizer/added_tokens.h"
 
 namespace fs = std::filesystem;
@@ -35,7 +35,8 @@ std::optional<std::uint64_t> size_of(const std::string& name) {
 }   // namespace
 
 struct DocumentReader::State {
-    State(const InputOptions& o, DocumentCuts c) : options(o), cuts(std::move(c)) {
+    State(const InputOptions& o, DocumentCuts c, int threads)
+        : options(o), cuts(std::move(c)), streams(o.files, threads) {
         for (const std::string& name : options.files) {
             const auto size = stored_size(name);
             known_total = known_total && size;
@@ -46,7 +47,7 @@ struct DocumentReader::State {
     const std::string& file_name() const { return options.files[file]; }
 
     void open_file() {
-        stream = open_stream(file_name());
+        stream = streams.open(file);
         end_of_file = false;
         offset = 0;
         line = 1;
@@ -145,6 +146,7 @@ struct DocumentReader::State {
 
     const InputOptions& options;
     DocumentCuts cuts;
+    StreamsAhead streams;
     std::size_t file = 0;
     std::unique_ptr<ByteStream> stream;   // the current file
     InputKind kind = InputKind::text;
@@ -326,8 +328,8 @@ DocumentCuts cuts_for(const Tokenizer& tokenizer, EncodeOptions encoding) {
     return cuts;
 }
 
-DocumentReader::DocumentReader(InputOptions options, DocumentCuts cuts)
-    : options_(std::move(options)), state_(std::make_unique<State>(options_, std::move(cuts))) {}
+DocumentReader::DocumentReader(InputOptions options, DocumentCuts cuts, int threads)
+    : options_(std::move(options)), state_(std::make_unique<State>(options_, std::move(cuts), threads)) {}
 DocumentReader::~DocumentReader() = default;
 bool DocumentReader::next(InputBatch& batch) { return state_->next(batch); }
 InputPosition DocumentReader::position() const {

@@ -65,7 +65,8 @@ struct InputPosition {
 
 class DocumentReader {
 public:
-    DocumentReader(InputOptions options, DocumentCuts cuts);
+    // With several threads as many compressed files are inflated at once (streams_ahead.h).
+    DocumentReader(InputOptions options, DocumentCuts cuts, int threads = 1);
     ~DocumentReader();
 
     // Reads the next batch, reusing its memory; false after the last. Throws Error io and bad_data.

@@ -381,7 +381,7 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, 
 
 PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
-    DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding));
+    DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding), options.threads);
     std::vector<BatchEncoder> encoders;
     for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
     const TokenFormat format = choose_format(tokenizer, options);

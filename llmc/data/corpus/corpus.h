@@ -2,7 +2,7 @@
 //
 // Every document becomes end-of-text followed by its tokens, in the order of the inputs. What is written is a pure
 // function of the inputs and options; the number of threads changes only the time it takes. Memory is a few batches per
-// thread, whatever the size of the input.
+// thread, and 16 MiB per thread where inputs are compressed (streams_ahead.h), whatever the size of the input.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
 #include "llmc/data/multiple_choice.h"
+#include "llmc/run/metrics/metrics_server.h"
 
 namespace {
 
@@ -170,6 +171,11 @@ void Metrics::open(int last_step, StepPhase next, bool keep_rewinds) {
     files_->sync_folder(folder_);
 }
 
+void Metrics::write_metrics(const std::string& line) {
+    write_line(metrics_.get(), line);
+    if (server_ != nullptr) server_->show(line);
+}
+
 void Metrics::rewind(const RewindRecord& r, StepPhase next) {
     if (folder_.empty()) return;
     open(r.step, next, true);
@@ -182,7 +188,7 @@ void Metrics::rewind(const RewindRecord& r, StepPhase next) {
 
 void Metrics::step(const StepRecord& r) {
     step_ = r.step;
-    write_line(metrics_.get(), to_json(r));
+    write_metrics(to_json(r));
     write_line(main_log_.get(), formatted("s:%d trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm));
     if (!events_) return;
     std::vector<EventFile::Value> values{{"loss", r.loss},       {"grad_norm", r.grad_norm},
@@ -199,7 +205,7 @@ void Metrics::step(const StepRecord& r) {
 }
 
 void Metrics::validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
-    write_line(metrics_.get(), validation_json(step, loss, by_source));
+    write_metrics(validation_json(step, loss, by_source));
     write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
     if (events_) events_->add(step, {{"val_loss", loss}});
 }
@@ -208,7 +214,7 @@ void Metrics::evaluation(int step, const EvaluationRecord& record) {
     const std::vector<EventFile::Value> values = values_of(record);
     std::string all;
     for (const auto& [key, value] : values) all += text(",\"", key, "\":", json_number(value));
-    write_line(metrics_.get(), text("{\"step\":", step, all, "}"));
+    write_metrics(text("{\"step\":", step, all, "}"));
     if (record.name == hellaswag_source.name) {
         write_line(main_log_.get(), formatted("s:%d eval:%.4f", step, record.accuracy));
     }

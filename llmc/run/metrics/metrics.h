@@ -23,6 +23,7 @@
 //                                 step N with the samples after those of step M
 // Steps count from 1; a validation with step N used the weights after step N.
 //
+// With --metrics-port the newest values can be had over HTTP (metrics_server.h).
 // With --tensorboard the same values also go to an event file (tensorboard.h), under the same names.
 //
 // main.log, in llm.c's format: `s:N trl:x lr:x norm:x`, `s:N tel:x` and `s:N eval:x`. Its training steps count from 0,
@@ -43,6 +44,8 @@
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/metrics/gpu_state.h"
 #include "llmc/run/metrics/tensorboard.h"
+
+class MetricsServer;   // metrics_server.h
 
 // The rank that the others waited for (slowest_rank.h).
 struct Waiting {
@@ -92,6 +95,9 @@ public:
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
     void rewind(const RewindRecord& record, StepPhase next);
 
+    // Shows every later line of metrics.jsonl to a server too, also where none is written.
+    void show_to(MetricsServer& server) { server_ = &server; }
+
     // Throws Error(io) if the folder was removed or moved, before other code would create it again.
     void require_folder();
     // Adds a line to the run's report, with the step of the last record (llmc/report/run_log.h).
@@ -103,6 +109,7 @@ public:
 
 private:
     void open(int last_step, StepPhase next, bool keep_rewinds);
+    void write_metrics(const std::string& line);
 
     FileSystem* files_;
     std::string folder_;
@@ -110,6 +117,7 @@ private:
     std::unique_ptr<File> metrics_, main_log_;
     std::optional<EventFile> events_;
     std::optional<RunLog> told_;
+    MetricsServer* server_ = nullptr;
     int step_ = 0;
 };
 

@@ -127,13 +127,13 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
                                      const std::function<void(const BpeTrainProgress&)>& report) {
     struct Work {
         InputBatch batch;
-        std::uint64_t bytes_read = 0;
+        std::uint64_t bytes_read = 0, bytes_total = 0;
         SkippedLines skipped;
     };
     SkippedLines skipped;
     DocumentCuts cuts;
     cuts.pattern = options.pattern;
-    DocumentReader reader(input, cuts);
+    DocumentReader reader(input, cuts, options.threads);
     std::vector<BatchCounter> counters;
     for (int i = 0; i < options.threads; i++) counters.emplace_back(input, options.pattern);
     InOrder<Work>(options.threads)
@@ -141,13 +141,14 @@ std::vector<PieceCount> count_pieces(const InputOptions& input, const BpeTrainOp
             [&](Work& work) {
                 bool more = reader.next(work.batch);
                 work.bytes_read = reader.bytes_read();
+                work.bytes_total = reader.bytes_total();
                 work.skipped = {};
                 return more;
             },
             [&](Work& work, int thread) { counters[static_cast<std::size_t>(thread)].count(work.batch, work.skipped); },
             [&](Work& work) {
                 skipped.add(work.skipped);
-                report({work.bytes_read, reader.bytes_total(), 0, 0, 0, skipped});
+                report({work.bytes_read, work.bytes_total, 0, 0, 0, skipped});
             });
 
     AllCounts all;

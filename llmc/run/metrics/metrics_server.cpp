@@ -1,0 +1,149 @@
+#include "llmc/run/metrics/metrics_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <vector>
+
+#include "llmc/base/error.h"
+#include "llmc/base/log.h"
+#include "llmc/process/address.h"
+
+namespace {
+
+constexpr std::size_t longest_request = 8192;
+
+ListeningSocket listen_for_clients(const std::string& host, int port) {
+    const Resolution found = resolve(host, port);
+    if (found.addresses.empty()) {
+        throw Error(ErrorKind::usage, text("--metrics-host ", host, ": ", found.failure),
+                    "Give a name or an address of the machine of rank 0; 0.0.0.0 means all of IPv4, :: all of IPv6.");
+    }
+    std::vector<std::string> hosts;
+    for (const Address& address : found.addresses) hosts.push_back(address.host());
+    try {
+        return ListeningSocket(hosts, port);
+    } catch (const Error& error) {
+        throw Error(error.kind(), text("--metrics-port ", port, " at ", host, ": ", error.message()),
+                    "Give a port that no other process has, or another run, and a --metrics-host of this machine; "
+                    "--metrics-port 0 serves no metrics.");
+    }
+}
+
+std::string number_text(const Json& value) { return value.is_number() ? to_text(value) : "NaN"; }
+
+// Puts a backslash where a label's value needs one.
+std::string label_text(const std::string& name) {
+    std::string escaped;
+    for (const char c : name) escaped += c == '\n' ? "\\n" : c == '"' || c == '\\' ? text('\\', c) : text(c);
+    return escaped;
+}
+
+std::string exposition(const std::map<std::string, Json>& values) {
+    std::string all;
+    for (const auto& [field, value] : values) {
+        const std::string name = "train_gpt_" + field;
+        all += text("# HELP ", name, " ", field, ", of metrics.jsonl\n# TYPE ", name, " gauge\n");
+        if (!value.is_object()) {
+            all += text(name, " ", number_text(value), "\n");
+            continue;
+        }
+        for (const Json::Member& member : value.members()) {
+            all += text(name, "{name=\"", label_text(member.first), "\"} ", number_text(member.second), "\n");
+        }
+    }
+    return all;
+}
+
+std::string response(const std::string& status, const std::string& type, const std::string& body, bool with_body) {
+    return text("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
+                "\r\nConnection: close\r\n\r\n", with_body ? body : "");
+}
+
+}   // namespace
+
+MetricsServer::MetricsServer(const std::string& host, int port, double client_seconds)
+    : client_seconds_(client_seconds), listener_(listen_for_clients(host, port)), end_(eventfd(0, EFD_CLOEXEC)) {
+    if (!end_.is_open()) throw Error(ErrorKind::io, "no descriptor is left for --metrics-port", "Raise `ulimit -n`.");
+    address_ = text("http://", to_text(HostPort{host, listener_.port()}), "/metrics");
+    thread_ = std::thread([this] { serve(); });
+}
+
+MetricsServer::~MetricsServer() {
+    const std::uint64_t one = 1;
+    while (write(end_.fd(), &one, sizeof one) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+}
+
+void MetricsServer::show(const std::string& line) {
+    const Json values = parse_json(line);
+    const std::lock_guard lock(mutex_);
+    for (const Json::Member& member : values.members()) newest_.insert_or_assign(member.first, member.second);
+}
+
+void MetricsServer::serve() {
+    constexpr double pause = 1;   // seconds, when no descriptor is left for a client
+    for (;;) {
+        std::vector<pollfd> waiting{{end_.fd(), POLLIN, 0}};
+        for (const int fd : listener_.fds()) waiting.push_back({fd, POLLIN, 0});
+        poll(waiting.data(), waiting.size(), -1);
+        if (waiting[0].revents != 0) return;
+        if (const std::optional<Socket> client = listener_.accept(0)) {
+            answer(*client);
+        } else if (errno == EMFILE || errno == ENFILE) {
+            wait(end_.fd(), POLLIN, pause);
+        }
+    }
+}
+
+bool MetricsServer::wait(int fd, short events, double seconds) const {
+    if (seconds <= 0) return false;
+    pollfd waiting[] = {{end_.fd(), POLLIN, 0}, {fd, events, 0}};
+    poll(waiting, 2, static_cast<int>(seconds * 1e3) + 1);
+    return waiting[0].revents == 0 && waiting[1].revents != 0;
+}
+
+// Reads a request and answers it. What comes or goes too slowly, and a request that is too long, is cut off.
+void MetricsServer::answer(const Socket& client) {
+    const double deadline = steady_seconds() + client_seconds_;
+    std::string request;
+    while (request.find("\r\n\r\n") == std::string::npos) {
+        if (request.size() >= longest_request || !wait(client.fd(), POLLIN, deadline - steady_seconds())) return;
+        char piece[1024];
+        const ssize_t n = recv(client.fd(), piece, sizeof piece, MSG_DONTWAIT);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n <= 0) return;
+        request.append(piece, static_cast<std::size_t>(n));
+    }
+    const std::string whole = response_to(request);
+    for (std::size_t done = 0; done < whole.size();) {
+        if (!wait(client.fd(), POLLOUT, deadline - steady_seconds())) return;
+        const ssize_t n = send(client.fd(), whole.data() + done, whole.size() - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n <= 0) return;
+        done += static_cast<std::size_t>(n);
+    }
+}
+
+std::string MetricsServer::response_to(const std::string& request) {
+    const std::string method = request.substr(0, request.find(' '));
+    const std::string target = request.substr(std::min(method.size() + 1, request.size()));
+    const std::string path = target.substr(0, target.find_first_of(" ?\r"));
+    const bool with_body = method != "HEAD";
+    if (method != "GET" && method != "HEAD") {
+        return response("405 Method Not Allowed\r\nAllow: GET, HEAD", "text/plain", "expected GET\n", true);
+    }
+    if (path != "/metrics") return response("404 Not Found", "text/plain", "expected /metrics\n", with_body);
+    std::string body;
+    {
+        const std::lock_guard lock(mutex_);
+        body = exposition(newest_);
+    }
+    return response("200 OK", "text/plain; version=0.0.4", body, with_body);
+}

@@ -1,0 +1,115 @@
+#include "llmc/run/metrics/metrics_server.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include "llmc/base/error.h"
+#include "llmc/process/free_port_testing.h"
+#include "llmc/run/metrics/metrics.h"
+
+namespace {
+
+Socket client_of(int port) {
+    std::optional<Socket> socket = connect_to_any({"localhost"}, port, 60);
+    REQUIRE(socket);
+    return std::move(*socket);
+}
+
+// Sends a request and returns all that comes back until the server closes the connection.
+std::string answer_to(const std::string& request, int port) {
+    const Socket client = client_of(port);
+    send(client.fd(), request.data(), request.size(), MSG_NOSIGNAL);
+    std::string all;
+    char piece[1024];
+    for (ssize_t n; (n = recv(client.fd(), piece, sizeof piece, 0)) > 0;)
+        all.append(piece, static_cast<std::size_t>(n));
+    return all;
+}
+std::string page_of(int port) {
+    const std::string all = answer_to("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", port);
+    CHECK(all.starts_with("HTTP/1.1 200 OK\r\n"));
+    CHECK(all.find("\r\nContent-Type: text/plain; version=0.0.4\r\n") != std::string::npos);
+    const std::string page = all.substr(all.find("\r\n\r\n") + 4);
+    CHECK(all.find(text("\r\nContent-Length: ", page.size(), "\r\n")) != std::string::npos);
+    return page;
+}
+
+bool has_line(const std::string& page, const std::string& line) {
+    return ("\n" + page).find("\n" + line + "\n") != std::string::npos;
+}
+
+constexpr double for_ever = 1e5;
+
+}   // namespace
+
+TEST_CASE("metrics server: the newest value of each field of metrics.jsonl's lines, in Prometheus' format") {
+    const int port = free_port();
+    MetricsServer server("localhost", port);
+    CHECK(server.address() == text("http://localhost:", port, "/metrics"));
+    CHECK(page_of(port).empty());
+
+    Metrics metrics(real_files(), "");   // writes no file
+    metrics.show_to(server);
+    StepRecord record{7, 1.0f / 3.0f, 2.5f, 3e-4f, 1234.5678901234, {}, 12.5, 1ull << 40};
+    record.exposed_ms = {{"cp ring", 1.5}, {"dp", 0.25}};
+    metrics.step(record);
+    metrics.validation(7, 3.5f, {{"a \"b\" \\c\nd", 0.5f}});
+    metrics.evaluation(7, {"lambada", 0.25, {}, 40.5});
+    std::string page = page_of(port);
+    for (const char* line : {"# HELP train_gpt_loss loss, of metrics.jsonl", "# TYPE train_gpt_loss gauge",
+                             "train_gpt_step 7", "train_gpt_loss 0.333333343", "train_gpt_lr 0.000300000014",
+                             "train_gpt_mfu NaN", "train_gpt_memory_bytes 1099511627776",
+                             "train_gpt_exposed_ms{name=\"cp ring\"} 1.5", "train_gpt_exposed_ms{name=\"dp\"} 0.25",
+                             "train_gpt_val_loss 3.5", "train_gpt_val_loss_of{name=\"a \\\"b\\\" \\\\c\\nd\"} 0.5",
+                             "train_gpt_lambada 0.25", "train_gpt_lambada_perplexity 40.5"}) {
+        INFO(line);
+        CHECK(has_line(page, line));
+    }
+
+    record.step = 8;
+    record.loss = 0.25f;
+    record.exposed_ms = {{"tp", 2}};
+    metrics.step(record);
+    page = page_of(port);
+    CHECK(has_line(page, "train_gpt_step 8"));
+    CHECK(has_line(page, "train_gpt_loss 0.25"));
+    CHECK(has_line(page, "train_gpt_val_loss 3.5"));
+    CHECK(has_line(page, "train_gpt_exposed_ms{name=\"tp\"} 2"));
+    CHECK(page.find("cp ring") == std::string::npos);
+}
+
+TEST_CASE("metrics server: other requests get an answer or are cut off") {
+    const int port = free_port();
+    const MetricsServer server("localhost", port);
+    CHECK(answer_to("GET / HTTP/1.1\r\n\r\n", port).starts_with("HTTP/1.1 404 "));
+    CHECK(answer_to("GET /metrics?of=all HTTP/1.0\r\n\r\n", port).starts_with("HTTP/1.1 200 "));
+    CHECK(answer_to("POST /metrics HTTP/1.1\r\n\r\n", port).starts_with("HTTP/1.1 405 "));
+    CHECK(answer_to("HEAD /metrics HTTP/1.1\r\n\r\n", port).ends_with("\r\n\r\n"));
+    CHECK(answer_to("\r\n\r\n", port).starts_with("HTTP/1.1 405 "));
+}
+
+TEST_CASE("metrics server: a client that is silent, or asks for ever, holds neither the next one nor the end") {
+    const int port = free_port();
+    {
+        const MetricsServer server("localhost", port, 0.05);
+        const Socket silent = client_of(port);
+        page_of(port);
+        CHECK(answer_to(std::string(8192, 'x'), port).empty());
+    }
+    {
+        const MetricsServer patient("localhost", port, for_ever);
+        CHECK(answer_to(std::string(8192, 'x'), port).empty());
+        const Socket silent = client_of(port);
+        send(silent.fd(), "GET", 3, MSG_NOSIGNAL);
+    }
+}
+
+TEST_CASE("metrics server: a port that is taken and a host that is not here are named") {
+    const int port = free_port();
+    const MetricsServer server("localhost", port);
+    CHECK_THROWS_WITH_AS(MetricsServer("localhost", port), doctest::Contains(text("--metrics-port ", port).c_str()),
+                         Error);
+    CHECK_THROWS_WITH_AS(MetricsServer("192.0.2.1", port), doctest::Contains("at 192.0.2.1"), Error);
+    CHECK_THROWS_WITH_AS(MetricsServer("no such.invalid", port), doctest::Contains("--metrics-host no such.invalid: "),
+                         Error);
+}
