@@ -43,7 +43,7 @@ void MlpActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
     const std::int64_t R = sizes.rows();
     visit_branch(*this, sizes, visitor, "ln2", "fcproj", "ln2_mean", "ln2_rstd");
     visitor(fch, {.name = "fch", .elements = R * sizes.fc_width(), .reusable = true});
-    visitor(fch_gelu, {.name = "fch_gelu", .elements = R * sizes.F, .dropped_from = Recompute::gelu, .reusable = true});
+    visitor(fch_act, {.name = "fch_act", .elements = R * sizes.F, .dropped_from = Recompute::gelu, .reusable = true});
 }
 
 void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
@@ -69,9 +69,9 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
             {.name = "held_weight", .elements = dealt ? M : 0, .dropped_from = never_dropped, .statistic = true});
     visitor(in, {.name = "expert_in", .elements = M * C, .dropped_from = dropped_in});
     visitor(hidden, {.name = "expert_fch", .elements = M * model.hidden_width(F)});
-    visitor(activated, {.name = "expert_gelu", .elements = M * F, .dropped_from = Recompute::gelu});
+    visitor(activated, {.name = "expert_act", .elements = M * F, .dropped_from = Recompute::gelu});
     visitor(shared_hidden, {.name = "shared_fch", .elements = Rr * model.hidden_width(S)});
-    visitor(shared_activated, {.name = "shared_gelu", .elements = Rr * S, .dropped_from = Recompute::gelu});
+    visitor(shared_activated, {.name = "shared_act", .elements = Rr * S, .dropped_from = Recompute::gelu});
 }
 
 void LayerActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
@@ -115,7 +115,7 @@ void AttentionScratch::visit(const RankSizes& sizes, const ScratchVisitor& visit
 void MlpScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
     const std::int64_t R = sizes.rows();
     visitor(dfch, {.name = "dfch", .elements = R * sizes.fc_width()});
-    visitor(dactivated, {.name = "dswiglu", .elements = sizes.model.gated() ? R * sizes.F : 0});
+    visitor(dfch_act, {.name = "dfch_act", .elements = sizes.model.gated() ? R * sizes.F : 0});
 }
 
 void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
@@ -123,7 +123,7 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     const std::int64_t Rr = sizes.residual_rows(), own = Rr * sizes.model.experts_per_token(),
                        M = sizes.most_expert_rows(), F = sizes.model.expert_width(), S = sizes.model.shared_experts * F;
     visitor(out, {.name = "expert_rows", .elements = M * sizes.C, .forward_too = true});
-    visitor(dactivated, {.name = "expert_dgelu", .elements = std::max(M * F, Rr * S)});
+    visitor(dactivated, {.name = "expert_dact", .elements = std::max(M * F, Rr * S)});
     visitor(dweight, {.name = "expert_dweight", .elements = own});
     visitor(losses, {.name = "router_losses", .elements = 2 * Rr});
     visitor(all_offsets, {.name = "all_offsets", .elements = sizes.model.experts + 1, .forward_too = true});

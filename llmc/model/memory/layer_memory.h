@@ -96,8 +96,8 @@ struct AttentionActivations : BranchActivations {
 };
 
 struct MlpActivations : BranchActivations {
-    floatX* fch = nullptr;        // (R, F) before GELU, or (R, 2F) gates and ups; in delayed backward its gradient
-    floatX* fch_gelu = nullptr;   // (R, F) input of the projection
+    floatX* fch = nullptr;       // (R, F) before GELU, or (R, 2F) gates and ups; in delayed backward its gradient
+    floatX* fch_act = nullptr;   // (R, F) input of the projection
 
     void visit(const RankSizes& sizes, const KeptVisitor& visitor);
 };
@@ -155,8 +155,8 @@ struct AttentionScratch {
 };
 
 struct MlpScratch {
-    floatX* dfch = nullptr;         // as MlpActivations::fch
-    floatX* dactivated = nullptr;   // (R, F) gradient of SwiGLU's output
+    floatX* dfch = nullptr;       // as MlpActivations::fch
+    floatX* dfch_act = nullptr;   // (R, F) gradient of fch_act, if the MLP is gated
 
     void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
 };

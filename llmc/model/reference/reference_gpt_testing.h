@@ -74,7 +74,7 @@ public:
 private:
     using Index = reference::Index;
     struct BlockTrace {
-        Doubles input, ln1, raw_qkv, qkv, atty, attproj, residual2, ln2, fch, fch_gelu, fcproj;
+        Doubles input, ln1, raw_qkv, qkv, atty, attproj, residual2, ln2, fch, fch_act, fcproj;
         reference::ExpertsTrace experts;
     };
     struct Trace {
@@ -165,8 +165,8 @@ private:
             b.fcproj = experts_forward(b.experts, b.ln2, l, B, T);
         } else {
             b.fch = linear(b.ln2, "mlp.c_fc", l, R);
-            b.fch_gelu = activation(b.fch, R, F());
-            b.fcproj = linear(b.fch_gelu, "mlp.c_proj", l, R);
+            b.fch_act = activation(b.fch, R, F());
+            b.fcproj = linear(b.fch_act, "mlp.c_proj", l, R);
         }
         Doubles output = after ? norm(b.fcproj, "ln_2", l, R) : b.fcproj;
         add_to(output, b.residual2);
@@ -442,7 +442,7 @@ private:
         if (table.config().experts > 0) {
             dread = experts_backward(gradients, dadded, b.experts, b.ln2, l, B, T);
         } else {
-            Doubles dfch = through("mlp.c_proj", dadded, b.fch_gelu);
+            Doubles dfch = through("mlp.c_proj", dadded, b.fch_act);
             activation_backward(dfch, b.fch, R, F());
             dread = through("mlp.c_fc", dfch, b.ln2);
         }

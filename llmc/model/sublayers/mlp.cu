@@ -25,38 +25,38 @@ void Mlp::forward(const SublayerForward& args, const MlpActivations& a) const {
     const Linear &c_fc = branch_.in(), &c_proj = branch_.out();
     branch_.enter(args, a, [&](const floatX* in, Rows rows) {
         const floatX* const ln2 = at_row(in, rows, c_fc.in_channels());
-        floatX *const fch = at_row(a.fch, rows, c_fc.out_channels()), *const activated = at_row(a.fch_gelu, rows,
-                                                                                                c_proj.in_channels());
-        if (fused(1)) return c_fc.forward_gelu(activated, fch, ln2, rows.count, tools_.stream);
+        floatX* const fch = at_row(a.fch, rows, c_fc.out_channels());
+        floatX* const fch_act = at_row(a.fch_act, rows, c_proj.in_channels());
+        if (fused(1)) return c_fc.forward_gelu(fch_act, fch, ln2, rows.count, tools_.stream);
         c_fc.forward(fch, ln2, rows.count, tools_.stream);
-        activate(activated, fch, rows.count);
+        activate(fch_act, fch, rows.count);
     });
-    branch_.project_and_add(args, a, a.fch_gelu);
+    branch_.project_and_add(args, a, a.fch_act);
 }
 
 void Mlp::recompute(const floatX* in, const MlpActivations& a, Recompute level) const {
-    if (level >= Recompute::gelu) activate(a.fch_gelu, a.fch, tools_.sizes.rows());
+    if (level >= Recompute::gelu) activate(a.fch_act, a.fch, tools_.sizes.rows());
     branch_.recompute_norm(in, a, level);
 }
 
 void Mlp::backward(const SublayerBackward& args, const MlpActivations& a) const {
-    const floatX* const dprojected = branch_.project_backward(args, a, a.fch_gelu);
+    const floatX* const dprojected = branch_.project_backward(args, a, a.fch_act);
     activate_backward(dprojected, a);
     branch_.enter_backward(args, a, scratch_.dfch, a.fch);
 }
 
 const floatX* Mlp::cached(const CachedStep& step, const MlpActivations& a) const {
     branch_.in().forward_few(a.fch, step.in, step.rows, tools_.stream);
-    activate(a.fch_gelu, a.fch, step.rows);
-    return branch_.cached_projection(step, a, a.fch_gelu);
+    activate(a.fch_act, a.fch, step.rows);
+    return branch_.cached_projection(step, a, a.fch_act);
 }
 
-void Mlp::activate(floatX* activated, const floatX* fch, int rows) const {
+void Mlp::activate(floatX* fch_act, const floatX* fch, int rows) const {
     const int F = tools_.sizes.F;
     switch (kind()) {
-        case MlpKind::gelu: return gelu_forward<floatX>(activated, fch, std::int64_t{rows} * F, tools_.stream);
-        case MlpKind::swiglu: return swiglu_forward<floatX>(activated, fch, rows, F, tools_.stream);
-        case MlpKind::relu2: return relu2_forward<floatX>(activated, fch, std::int64_t{rows} * F, tools_.stream);
+        case MlpKind::gelu: return gelu_forward<floatX>(fch_act, fch, std::int64_t{rows} * F, tools_.stream);
+        case MlpKind::swiglu: return swiglu_forward<floatX>(fch_act, fch, rows, F, tools_.stream);
+        case MlpKind::relu2: return relu2_forward<floatX>(fch_act, fch, std::int64_t{rows} * F, tools_.stream);
     }
 }
 
@@ -67,11 +67,11 @@ void Mlp::activate_backward(const floatX* dprojected, const MlpActivations& a) c
     const cudaStream_t stream = tools_.stream;
     floatX* const dfch = scratch_.dfch;
     if (fused(2)) return c_proj.backward_input_gelu(dfch, dprojected, a.fch, R, stream);
-    floatX* const dactivated = tools_.sizes.model.gated() ? scratch_.dactivated : dfch;   // (R, F)
-    c_proj.backward_input(dactivated, dprojected, R, stream);
+    floatX* const dfch_act = tools_.sizes.model.gated() ? scratch_.dfch_act : dfch;   // (R, F)
+    c_proj.backward_input(dfch_act, dprojected, R, stream);
     switch (kind()) {
-        case MlpKind::gelu: return gelu_backward<floatX>(dfch, dactivated, a.fch, std::int64_t{R} * F, stream);
-        case MlpKind::swiglu: return swiglu_backward<floatX>(dfch, dactivated, a.fch, R, F, stream);
-        case MlpKind::relu2: return relu2_backward<floatX>(dfch, dactivated, a.fch, std::int64_t{R} * F, stream);
+        case MlpKind::gelu: return gelu_backward<floatX>(dfch, dfch_act, a.fch, std::int64_t{R} * F, stream);
+        case MlpKind::swiglu: return swiglu_backward<floatX>(dfch, dfch_act, a.fch, R, F, stream);
+        case MlpKind::relu2: return relu2_backward<floatX>(dfch, dfch_act, a.fch, std::int64_t{R} * F, stream);
     }
 }
