@@ -24,14 +24,13 @@ std::span<const T> kept(const ModelState<T>& state, const TensorLayout& place) {
     return {state.unit(place.slot).data() + begin, count};
 }
 
-// Copies values from the device piece by piece, and calls use(piece) with each.
+// Copies values to the host piece by piece, and calls use(piece) with each.
 template <class T, class Use>
 void download_pieces(std::span<const T> values, cudaStream_t stream, Use&& use) {
     std::vector<T> piece;
     for (; !values.empty(); values = values.subspan(piece.size())) {
         piece.resize(std::min(piece_elements, values.size()));
-        CUDA_CHECK(
-            cudaMemcpyAsync(piece.data(), values.data(), piece.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaMemcpyAsync(piece.data(), values.data(), piece.size() * sizeof(T), cudaMemcpyDefault, stream));
         wait_for(stream);
         use(piece);
     }
