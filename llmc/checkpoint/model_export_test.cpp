@@ -95,6 +95,28 @@ TEST_CASE("model export: norms after sublayers and of rows of queries and keys a
     CHECK(beyond_hugging_face(config) == "--qk-norm row");
 }
 
+TEST_CASE("model export: activation_function is that of the MLP, and gelu_new in older files whatever the MLP") {
+    const std::pair<MlpKind, const char*> kinds[] = {
+        {MlpKind::gelu, "gelu_new"}, {MlpKind::swiglu, "silu"}, {MlpKind::relu2, "relu2"}};
+    for (const auto& [mlp, activation] : kinds) {
+        ModelConfig config = custom_model_config(1, 1, 64, 8, 101);
+        config.norm = NormKind::rms, config.mlp = mlp;
+        const std::string written = to_text(hugging_face_config(config, "float32"));
+        const std::string said = text("\"activation_function\":\"", activation, '"');
+        const std::size_t begin = written.find(said);
+        REQUIRE(begin != std::string::npos);
+        const auto read_with = [&](const char* other) {
+            std::string changed = written;
+            changed.replace(begin, said.size(), text("\"activation_function\":\"", other, '"'));
+            return read_hugging_face_config(parse_json(changed), "config.json");
+        };
+        CHECK(read_with(activation) == config);
+        CHECK(read_with("gelu_new") == config);
+        CHECK_THROWS_AS(read_with("gelu"), Error);
+        if (mlp != MlpKind::relu2) CHECK_THROWS_AS(read_with("relu2"), Error);
+    }
+}
+
 TEST_CASE("model export: a model that was read as a Mistral is written as one, until it is none any more") {
     const ModelConfig llama = small_llama();
     const auto json_of = [](const ModelConfig& config) { return hugging_face_config(config, "float32"); };

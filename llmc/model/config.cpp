@@ -12,16 +12,29 @@
 namespace {
 
 constexpr MlpTraits mlp_kinds[] = {
-    {.kind = MlpKind::gelu, .name = "gelu", .gated = false, .times = 4, .in_matmul = true, .of_experts = true},
+    {.kind = MlpKind::gelu,
+     .name = "gelu",
+     .activation = "gelu_new",
+     .gated = false,
+     .times = 4,
+     .in_matmul = true,
+     .of_experts = true},
     {.kind = MlpKind::swiglu,
      .name = "swiglu",
+     .activation = "silu",
      .gated = true,
      .times = 8,
      .over = 3,
      .unit = 256,
      .in_matmul = false,
      .of_experts = true},
-    {.kind = MlpKind::relu2, .name = "relu2", .gated = false, .times = 4, .in_matmul = false, .of_experts = false},
+    {.kind = MlpKind::relu2,
+     .name = "relu2",
+     .activation = "relu2",
+     .gated = false,
+     .times = 4,
+     .in_matmul = false,
+     .of_experts = false},
 };
 static_assert(mlp_kinds[0].kind == MlpKind{0} && mlp_kinds[1].kind == MlpKind{1} && mlp_kinds[2].kind == MlpKind{2});
 

@@ -24,6 +24,7 @@ enum class MlpKind : std::uint8_t { gelu, swiglu, relu2 };
 struct MlpTraits {
     MlpKind kind;
     const char* name;                   // value of --mlp
+    const char* activation;             // its name in transformers
     bool gated;                         // the first layer makes F gates and F ups
     std::int64_t times = 1, over = 1;   // F = times C / over where nobody gives it,
     std::int64_t unit = 1;              // rounded up to a multiple of this

@@ -281,13 +281,22 @@ bool sees_all(const Json& window, const Json& json) {
     return window.is_number() && window.as_number() >= positions->as_number();
 }
 
-// Refuses settings that would make it a model of another kind.
-void check_settings(const Json& json, const std::string& path, const ModelFamily& family) {
-    for (const auto& [key, expected, written, unsaid] : family.settings) {
+// Returns the value of a setting in the file of a model.
+Json setting_of(const ModelFamily::Setting& setting, const ModelConfig& config) {
+    if (std::string_view(setting.key) == "activation_function") return traits_of(config.mlp).activation;
+    return setting.value;
+}
+
+// Refuses settings that would make it a model of another kind. Older programs wrote the first family's activation for
+// all kinds of MLP.
+void check_settings(const Json& json, const std::string& path, const ModelFamily& family, const ModelConfig& config) {
+    for (const ModelFamily::Setting& setting : family.settings) {
+        const char* const key = setting.key;
         const Json* const said = json.find(key);
-        const Json& value = said != nullptr ? *said : unsaid;
+        const Json &value = said != nullptr ? *said : setting.unsaid, expected = setting_of(setting, config);
         const bool is_window = std::string_view(key) == "sliding_window";
-        if (value.is_null() || value == expected || (is_window && sees_all(value, json))) continue;
+        if (value.is_null() || value == expected || value == setting.value) continue;
+        if (is_window && sees_all(value, json)) continue;
         bad(path, text("\"", key, "\" is ", said ? "" : "not there and means ", quoted(value), ", only ",
                        to_text(expected), is_window ? " or at least \"max_position_embeddings\"" : "",
                        is_window ? " are supported" : " is supported"));
@@ -315,7 +324,6 @@ std::string with_keys(std::string message, const ModelFamily& family) {
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
     const Json json = family->llama ? with_rope_scaling_flat(given, path) : given;
-    check_settings(json, path, *family);
     ModelConfig config = family->implied;
     config.model_type = family->model_type;
     for (const ModelField& field : model_fields()) {
@@ -330,6 +338,7 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         }
         if (value) field.set(config, *value);
     }
+    check_settings(json, path, *family, config);
     const bool is_older = is_only_ours(*family) && !json.contains("rope_scaling");   // a factor was llama3's then
     if (is_older && config.rope_factor > 1) config.rope_scaling = RopeScaling::llama3;
     try {
@@ -361,8 +370,8 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
     }
-    for (const auto& [key, value, written, unsaid] : family.settings) {
-        if (written) json.add(key, value);
+    for (const ModelFamily::Setting& setting : family.settings) {
+        if (setting.written) json.add(setting.key, setting_of(setting, config));
     }
     for (const ModelField& field : model_fields()) {
         if (!field.whole && field.get(config) != 0 && !is_apart(field)) add(field);

@@ -20,7 +20,8 @@ struct ModelFamily {
         bool written = true;     // false: it is what files without it mean
         Json unsaid = nullptr;   // meaning of files without it; null: the value
     };
-    std::vector<Setting> settings;   // fields of config.json that are alike in all its models
+    // Fields of config.json that are alike in all its models. `activation_function` is that of the model's MLP.
+    std::vector<Setting> settings;
     // Fields with another key than in most of Llama's kind; a null key: config.json does not have the field. A width of
     // an MLP that no layer has is not said.
     struct Key {
