@@ -89,8 +89,8 @@ void read_pieces(const SafetensorsFile& file, const std::string& name, const Par
 template <class T>
 void upload_piece(const ModelState<T>& state, const TensorLayout& place, std::int64_t first, std::span<const T> values,
                   cudaStream_t stream) {
-    const std::int64_t at = state.storage().tensor_offset(place, state.state()) + first;
-    state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(at));
+    const std::int64_t offset = state.storage().tensor_offset(place, state.state()) + first;
+    state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(offset));
     wait_for(stream);   // the upload may read `values` until then
 }
 
@@ -186,7 +186,7 @@ std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& 
 
 template <class T>
 std::span<T> HostTensors::values_of(const Held& held) const {
-    return {reinterpret_cast<T*>(memory_.values().data() + held.at),
+    return {reinterpret_cast<T*>(memory_.values().data() + held.offset),
             static_cast<std::size_t>(table_[held.param].tensor.elements())};
 }
 
@@ -329,32 +329,33 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
     }
     const MeshShape& mesh = storage.place().mesh;
     const bool as_many = saved_data_ranks(files, folder, table) == group_size(mesh, zero_axes);
-    std::optional<SafetensorsFile> first, own, of_data_rank;   // files of the first replica, this one, this data rank
+    std::optional<SafetensorsFile> first;                      // of the first replica
+    std::optional<SafetensorsFile> of_replica, of_data_rank;   // of this one
     int unit = -1;                                             // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) {
             const std::string name = folder + "/" + unit_file("optimizer", table, info.unit, tensors.replica);
             first.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
-            own.reset();   // a replica that the run did not have begins as the first one
-            if (tensors.replica > 0 && files.exists(name)) own.emplace(files, name);
+            of_replica.reset();   // a replica that the run did not have begins as the first one
+            if (tensors.replica > 0 && files.exists(name)) of_replica.emplace(files, name);
             const std::string of_rank =
                 folder + "/" + data_rank_file(table, info.unit, group_rank(mesh, storage.place().at, zero_axes));
             of_data_rank.reset();
             if (as_many && files.exists(of_rank)) of_data_rank.emplace(files, of_rank);
         }
         unit = info.unit;
-        const SafetensorsFile& file = own ? *own : *first;
+        const SafetensorsFile& file = of_replica ? *of_replica : *first;
         if (const bool saved = file.find("master." + info.name) != nullptr; saved != has_weights(tensors.states)) {
             throw Error(ErrorKind::bad_data,
                         text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
                         text("Resume it with --master-weights ", saved ? 1 : 0, "."));
         }
         auto read = [&]<class T>(const SafetensorsFile& from, const std::string& name, const ModelState<T>& state,
-                                 const TensorLayout& at) {
-            read_pieces<T>(from, name, state.storage(), at, state.state(),
+                                 const TensorLayout& layout) {
+            read_pieces<T>(from, name, state.storage(), layout, state.state(),
                            [&](std::int64_t begin, std::span<const T> values) {
-                               upload_piece<T>(state, at, begin, values, stream);
+                               upload_piece<T>(state, layout, begin, values, stream);
                            });
         };
         if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);

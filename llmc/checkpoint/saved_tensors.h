@@ -66,9 +66,9 @@ public:
 private:
     struct Held {
         int unit, param;
-        std::string state;   // empty: the parameter
-        int data_rank;       // -1: all have the same
-        std::size_t at;      // offset in bytes
+        std::string state;    // empty: the parameter
+        int data_rank;        // -1: all have the same
+        std::size_t offset;   // in bytes
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
     template <class T>

@@ -244,18 +244,18 @@ std::string RunCheck::check_files() const {
 // may share a device.
 bool RunCheck::check_memory() {
     std::exception_ptr failure;
-    std::size_t own = 0, free_bytes = 0, all_bytes = 0;
+    std::size_t needed = 0, free_bytes = 0, all_bytes = 0;
     std::string device, table;
     try {
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
         device = own_device(world_);
         const Arena counted = counted_run(options_, model_.config, world_, stream_.get());
-        own = counted.high_water();
+        needed = counted.high_water();
         table = counted.table();
     } catch (...) {
         failure = std::current_exception();
     }
-    const std::vector<std::string> devices = agreement_.gather(device), bytes = agreement_.gather(to_bytes(own));
+    const std::vector<std::string> devices = agreement_.gather(device), bytes = agreement_.gather(to_bytes(needed));
     return report_.check("memory", [&] {
         if (failure) std::rethrow_exception(failure);
         std::size_t together = 0, ranks = 0;
@@ -264,7 +264,7 @@ bool RunCheck::check_memory() {
             together += value_of<std::size_t>(bytes[rank]);
             ranks++;
         }
-        std::string words = text(gibibytes(static_cast<double>(own)), " a rank");
+        std::string words = text(gibibytes(static_cast<double>(needed)), " a rank");
         if (ranks > 1) {
             words += text(", ", ranks, " ranks on this device, together ", gibibytes(static_cast<double>(together)));
         }

@@ -15,9 +15,9 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 
 // Returns true if the word stands in the name with no letter beside it.
 bool has_word(const std::string& name, const std::string& word) {
-    for (std::size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
-        const std::size_t end = at + word.size();
-        if ((at == 0 || !is_letter(name[at - 1])) && (end == name.size() || !is_letter(name[end]))) return true;
+    for (std::size_t begin = name.find(word); begin != std::string::npos; begin = name.find(word, begin + 1)) {
+        const std::size_t end = begin + word.size();
+        if ((begin == 0 || !is_letter(name[begin - 1])) && (end == name.size() || !is_letter(name[end]))) return true;
     }
     return false;
 }

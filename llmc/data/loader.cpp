@@ -74,14 +74,14 @@ void TokenSet::read_starts(std::uint64_t index, std::int64_t length, const std::
     const auto [shard, begin] = location_of(index);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(T_)), of_sequence(static_cast<std::size_t>(length));
     shard.read(begin, tokens, vocab_size_);
-    std::size_t own = 0;
-    for (const TokenRange& range : ranges) own += static_cast<std::size_t>(range.length);
-    ENSURE(starts.size() * of_sequence.size() == own * tokens.size(), starts.size(), " starts, of ", own, " of each ",
-           length, " tokens");
-    for (std::size_t at = 0, to = 0; at < tokens.size(); at += of_sequence.size(), to += own) {
+    std::size_t local = 0;
+    for (const TokenRange& range : ranges) local += static_cast<std::size_t>(range.length);
+    ENSURE(starts.size() * of_sequence.size() == local * tokens.size(), starts.size(), " starts, of ", local,
+           " of each ", length, " tokens");
+    for (std::size_t first = 0, to = 0; first < tokens.size(); first += of_sequence.size(), to += local) {
         document_starts(std::span(of_sequence),
-                        [&](std::size_t t) { return tokens[at + t] == documents_.end_of_text; });
-        take_ranges(starts.subspan(to, own), std::span<const std::int32_t>(of_sequence), ranges);
+                        [&](std::size_t t) { return tokens[first + t] == documents_.end_of_text; });
+        take_ranges(starts.subspan(to, local), std::span<const std::int32_t>(of_sequence), ranges);
     }
 }
 
@@ -224,10 +224,10 @@ void Loader::read(std::uint64_t ahead, std::uint64_t count, const std::vector<To
 
 void Loader::read_starts(std::uint64_t ahead, std::uint64_t count, std::int64_t length,
                          const std::vector<TokenRange>& ranges, std::span<std::int32_t> starts) const {
-    const std::size_t own = starts.size() / static_cast<std::size_t>(count);
+    const std::size_t local = starts.size() / static_cast<std::size_t>(count);
     std::size_t to = 0;
     for (const SampleId& id : samples(ahead, count)) {
-        tokens_->read_starts(id.window, length, ranges, starts.subspan(std::exchange(to, to + own), own));
+        tokens_->read_starts(id.window, length, ranges, starts.subspan(std::exchange(to, to + local), local));
     }
 }
 

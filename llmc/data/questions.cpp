@@ -92,23 +92,23 @@ QuestionText from_json(QuestionSource source, const Json& json) {
 
 std::vector<QuestionText> parse_jsonl(QuestionSource source, std::string_view content, const std::string& name) {
     std::vector<QuestionText> questions;
-    for (std::size_t at = 0, next; at < content.size(); at = next) {
-        const std::size_t end = std::min(content.find('\n', at), content.size());
+    for (std::size_t begin = 0, next; begin < content.size(); begin = next) {
+        const std::size_t end = std::min(content.find('\n', begin), content.size());
         next = end + 1;
-        const std::string_view line = content.substr(at, end - at);
+        const std::string_view line = content.substr(begin, end - begin);
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         try {
             questions.push_back(from_json(source, parse_json(line)));
         } catch (const JsonSyntaxError& problem) {
-            bad(name, at + problem.byte, text("not JSON: ", problem.what()));
+            bad(name, begin + problem.byte, text("not JSON: ", problem.what()));
         } catch (const JsonError& problem) {
-            bad(name, at, text("this line is no such question: ", problem.what()));
+            bad(name, begin, text("this line is no such question: ", problem.what()));
         }
         QuestionText& question = questions.back();
-        question.place = text(name, ": offset ", at, ": ");
+        question.place = text(name, ": offset ", begin, ": ");
         const std::size_t fewest = source == QuestionSource::lambada ? 1 : 2;
         if (question.completions.size() < fewest || question.label >= question.completions.size()) {
-            bad(name, at, text("the right answer is number ", question.label, " of ", question.completions.size()));
+            bad(name, begin, text("the right answer is number ", question.label, " of ", question.completions.size()));
         }
     }
     return questions;

@@ -91,8 +91,8 @@ std::string read_header(const File& file) {
     std::string header(length, '\0');
     file.read_at(length_bytes, std::as_writable_bytes(std::span(header)));
     if (header[0] != '{') bad(file.path(), length_bytes, "the header does not begin with '{'");
-    if (const std::size_t at = header.find('\0'); at != std::string::npos) {   // a C string would end here
-        bad(file.path(), length_bytes + at, "a byte 0 in the header, which only spaces may fill up");
+    if (const std::size_t position = header.find('\0'); position != std::string::npos) {   // a C string would end here
+        bad(file.path(), length_bytes + position, "a byte 0 in the header, which only spaces may fill up");
     }
     return header;
 }

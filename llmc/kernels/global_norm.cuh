@@ -135,10 +135,10 @@ inline void sum_of_squares(double* sum, const NormTable& table, bool accumulate,
 template <class Sum>
 __global__ void finish_global_norm_kernel(GradNorm* result, const Sum* sum, const Sum* loss, float max_norm,
                                           const Sum* all, int replicas, bool zero_is_none) {
-    const float own = static_cast<float>(sqrt(*sum)), norm = static_cast<float>(sqrt(*all / replicas));
+    const float replica_norm = static_cast<float>(sqrt(*sum)), norm = static_cast<float>(sqrt(*all / replicas));
     const bool finite = norm <= FLT_MAX && (loss == nullptr || fabs(*loss) <= FLT_MAX);   // false for NaN
     const bool skip = !finite || (zero_is_none && *all == 0);
-    *result = {norm, max_norm > 0 && own > max_norm ? max_norm / own : 1.0f, skip ? 1 : 0};
+    *result = {norm, max_norm > 0 && replica_norm > max_norm ? max_norm / replica_norm : 1.0f, skip ? 1 : 0};
 }
 
 inline void finish_global_norm(GradNorm* result, const double* sum, const double* loss, float max_norm,

@@ -22,11 +22,11 @@ std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t
 std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
     ENSURE(T % (2 * cut.cp) == 0 || cut.cp == 1, "a sequence of ", T, " tokens over ", cut.cp, " ranks");
     if (cut.cp == 1) return {{0, T}};
-    const std::int64_t own = T / cut.cp, first = own * cut.ulysses_rank();
+    const std::int64_t count = T / cut.cp, first = count * cut.ulysses_rank();
     std::vector<TokenRange> ranges;
     std::int64_t before = 0;   // the ring rank's tokens in earlier chunks
     for (const TokenRange& chunk : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
-        const std::int64_t begin = std::max(first, before), end = std::min(first + own, before + chunk.length);
+        const std::int64_t begin = std::max(first, before), end = std::min(first + count, before + chunk.length);
         if (begin < end) ranges.push_back({chunk.begin + begin - before, end - begin});
         before += chunk.length;
     }

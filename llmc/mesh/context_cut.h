@@ -42,11 +42,11 @@ std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T);
 
 // Copies the values of these ranges out of a whole sequence, one range after another.
 template <class T>
-void take_ranges(std::span<T> own, std::span<const T> whole, const std::vector<TokenRange>& ranges) {
-    auto to = own.begin();
+void take_ranges(std::span<T> local, std::span<const T> whole, const std::vector<TokenRange>& ranges) {
+    auto to = local.begin();
     for (const TokenRange& range : ranges) {
         const auto part = whole.subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.length));
-        ENSURE(own.end() - to >= std::ssize(part), "more tokens than room");
+        ENSURE(local.end() - to >= std::ssize(part), "more tokens than room");
         to = std::copy(part.begin(), part.end(), to);
     }
 }

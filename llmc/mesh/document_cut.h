@@ -54,8 +54,8 @@ inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const
         const std::size_t query = earlier ? 0 : n / 2, keys = earlier ? n / 2 : n;
         hidden[step] = 1;
         for (std::size_t b = 0; b < static_cast<std::size_t>(B); b++) {   // the first of them sees the most keys
-            const auto at = (step * static_cast<std::size_t>(B) + b) * n + query;
-            if (first[at] < static_cast<std::int32_t>(keys)) hidden[step] = 0;
+            const auto index = (step * static_cast<std::size_t>(B) + b) * n + query;
+            if (first[index] < static_cast<std::int32_t>(keys)) hidden[step] = 0;
         }
     }
     return hidden;
@@ -64,12 +64,12 @@ inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const
 // Writes each own token's position in its document, (B, T / cp), from the `starts` (B, n) of the rank's Ulysses group.
 inline void document_positions(std::span<std::int32_t> positions, std::span<const std::int32_t> starts,
                                const ContextCut& cut, std::int64_t T) {
-    const std::vector<int> own = token_positions(token_ranges(cut, T));
+    const std::vector<int> local = token_positions(token_ranges(cut, T));
     const std::size_t n = static_cast<std::size_t>(T / cut.ring_size()), B = starts.size() / n;
-    ENSURE(positions.size() == B * own.size(), positions.size(), " positions of ", B, " sequences");
+    ENSURE(positions.size() == B * local.size(), positions.size(), " positions of ", B, " sequences");
     for (std::size_t b = 0; b < B; b++) {
-        const std::size_t first = b * n + static_cast<std::size_t>(cut.ulysses_rank()) * own.size();
-        for (std::size_t t = 0; t < own.size(); t++) positions[b * own.size() + t] = own[t] - starts[first + t];
+        const std::size_t first = b * n + static_cast<std::size_t>(cut.ulysses_rank()) * local.size();
+        for (std::size_t t = 0; t < local.size(); t++) positions[b * local.size() + t] = local[t] - starts[first + t];
     }
 }
 

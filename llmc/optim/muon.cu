@@ -91,15 +91,15 @@ void MuonMatrices::assign_owners() {
 void MuonMatrices::allocate(Arena& arena) {
     std::int64_t whole = 0, arrived = 0, pieces = 0, largest = 0, square = 0;
     for (Matrix& matrix : matrices_) {
-        const bool own = matrix.owner == rank_;
+        const bool owns = matrix.owner == rank_;
         for (Part& part : matrix.parts) {
             if (part.holder == rank_) pieces += room_for(part.count);
             part.arrived = arrived;
-            if (own && part.holder != rank_) arrived += room_for(part.count);
+            if (owns && part.holder != rank_) arrived += room_for(part.count);
         }
-        if (!own) continue;
+        if (!owns) continue;
         const std::int64_t side = std::min(matrix.rows, matrix.cols);
-        matrix.at = whole;
+        matrix.offset = whole;
         whole += room_for(matrix.elements());
         largest = std::max(largest, matrix.elements());
         square = std::max(square, side * side);
@@ -120,7 +120,7 @@ void MuonMatrices::allocate(Arena& arena) {
     for (const Matrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
         for (const Part& part : matrix.parts) {
-            moves_->pieces.push_back({at_owner(part), whole_.data() + matrix.at, part.span, part.count});
+            moves_->pieces.push_back({at_owner(part), whole_.data() + matrix.offset, part.span, part.count});
         }
     }
     moves_->blocks = number_blocks(moves_->pieces, kElementwiseBlock);
@@ -130,14 +130,14 @@ void MuonMatrices::allocate(Arena& arena) {
 
 // Returns the address of a part on this rank, which owns its matrix.
 floatX* MuonMatrices::at_owner(const Part& part) const {
-    return part.holder == rank_ ? pieces_.data() + part.at : arrived_.data() + part.arrived;
+    return part.holder == rank_ ? pieces_.data() + part.offset : arrived_.data() + part.arrived;
 }
 
 floatX* MuonMatrices::piece(int param, int block) const {
     for (const Matrix& matrix : matrices_) {
         if (matrix.param != param || matrix.block != block) continue;
         for (const Part& part : matrix.parts) {
-            if (part.holder == rank_) return pieces_.data() + part.at;
+            if (part.holder == rank_) return pieces_.data() + part.offset;
         }
     }
     return nullptr;
@@ -150,7 +150,7 @@ void MuonMatrices::exchange(bool back) {
         for (const Part& part : matrix.parts) {
             const bool owns = matrix.owner == rank_, holds = part.holder == rank_;
             if (owns == holds) continue;   // it is here already, or no concern of this rank
-            floatX* const here = owns ? at_owner(part) : pieces_.data() + part.at;
+            floatX* const here = owns ? at_owner(part) : pieces_.data() + part.offset;
             const int peer = owns ? part.holder : matrix.owner;
             const auto count = static_cast<std::size_t>(part.count);
             if (owns == back) {
@@ -180,7 +180,7 @@ void MuonMatrices::orthogonalize() {
     }
     for (const Matrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
-        ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.at, matrix.rows, matrix.cols, iterations_,
+        ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.offset, matrix.rows, matrix.cols, iterations_,
                                 {other_.data(), gram_.data(), polynomial_.data()}, stage_.stream());
     }
     if (ranks_ > 1) {

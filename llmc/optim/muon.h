@@ -37,16 +37,16 @@ public:
 private:
     struct Part {
         int holder;             // rank of the team
-        std::int64_t at;        // offset in the holder's pieces
-        std::int64_t arrived;   // offset in the owner's arrived pieces, if that is another rank
+        std::int64_t offset;    // in the holder's pieces
+        std::int64_t arrived;   // in the owner's arrived pieces, if that is another rank
         GlobalSpan span;        // its elements of the matrix
         std::int64_t count;
     };
     struct Matrix {
         int param, block, rows, cols;
         std::vector<Part> parts;
-        int owner = 0;         // rank of the team
-        std::int64_t at = 0;   // offset in the owner's whole matrices
+        int owner = 0;             // rank of the team
+        std::int64_t offset = 0;   // in the owner's whole matrices
         std::int64_t elements() const { return static_cast<std::int64_t>(rows) * cols; }
         double cost() const { return static_cast<double>(elements()) * std::min(rows, cols); }
     };

@@ -133,12 +133,12 @@ void Optimizer::make_tables(Arena& arena) {
         auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m",
                        const char* v = "v") {
             for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
-                auto at = [&](const auto& state) { return begin_of(state) + part.local_begin; };
-                to.push_back({.parameter = at(stage_.parameters()),
-                              .master = weights != states_.end() ? at(weights->values) : nullptr,
-                              .gradient = at(gradients_),
-                              .m = at(state(m)),
-                              .v = has_second_moment(rule) || v != std::string_view("v") ? at(state(v)) : nullptr,
+                auto address = [&](const auto& state) { return begin_of(state) + part.local_begin; };
+                to.push_back({.parameter = address(stage_.parameters()),
+                              .master = weights != states_.end() ? address(weights->values) : nullptr,
+                              .gradient = address(gradients_),
+                              .m = address(state(m)),
+                              .v = has_second_moment(rule) || v != std::string_view("v") ? address(state(v)) : nullptr,
                               .count = part.length,
                               .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                               .tensor_key = info.random_tensor(),

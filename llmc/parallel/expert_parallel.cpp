@@ -23,8 +23,8 @@ public:
     RowSequences sequences(const RankSizes& sizes) const override {
         const int parts = sizes.residual_parts;
         if (parts == 1) return ExpertRanks::sequences(sizes);
-        const int chunk = sizes.rows() / tensor_chunks(sizes.rows(), parts, wanted_chunks_), own = chunk / parts;
-        return {sizes.T, own, chunk, tp_rank_ * own};
+        const int chunk = sizes.rows() / tensor_chunks(sizes.rows(), parts, wanted_chunks_), count = chunk / parts;
+        return {sizes.T, count, chunk, tp_rank_ * count};
     }
     void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
         if (sharers_ != nullptr) sharers_->all_reduce(counts, n, ReduceOp::sum, stream);
@@ -64,11 +64,11 @@ public:
 private:
     // Rows that each rank sends to each other one.
     struct Exchange {
-        struct Piece {
-            int own, held, rows;   // first row among this rank's tokens' rows, or its experts'; rows
+        struct Transfer {
+            int local, held, rows;   // first row among this rank's tokens' rows, or its experts'; rows
         };
-        std::vector<std::vector<Piece>> sent, came;   // per rank, by expert
-        std::vector<std::int32_t> held_begins;        // first row of each of this rank's experts, and the end
+        std::vector<std::vector<Transfer>> sent, came;   // per rank, by expert
+        std::vector<std::int32_t> held_begins;           // first row of each of this rank's experts, and the end
 
         Exchange() = default;
         // ends (ranks, E): end of the rows of each rank that go to each expert.
@@ -108,33 +108,35 @@ private:
         const auto width = static_cast<std::size_t>(rows.width);
         T* const to = static_cast<T*>(rows.to);
         const T* const from = static_cast<const T*>(rows.from);
-        auto at = [&](int row) { return static_cast<std::size_t>(row) * width; };
-        auto count = [&](const Exchange::Piece& piece) { return static_cast<std::size_t>(piece.rows) * width; };
+        auto offset = [&](int row) { return static_cast<std::size_t>(row) * width; };
+        auto count = [&](const Exchange::Transfer& transfer) {
+            return static_cast<std::size_t>(transfer.rows) * width;
+        };
         const auto self = static_cast<std::size_t>(holders_->rank());
         for (std::size_t e = 0; e < all.sent[self].size(); e++) {   // rows that stay on this rank
-            const Exchange::Piece &own = all.sent[self][e], &held = all.came[self][e];
-            if (own.rows == 0) continue;
-            T* const into = to + (rows.back ? at(own.own) : at(held.held));
-            const T* const out_of = from + (rows.back ? at(held.held) : at(own.own));
-            CUDA_CHECK(cudaMemcpyAsync(into, out_of, sizeof(T) * count(own), cudaMemcpyDeviceToDevice, stream));
+            const Exchange::Transfer &local = all.sent[self][e], &held = all.came[self][e];
+            if (local.rows == 0) continue;
+            T* const into = to + (rows.back ? offset(local.local) : offset(held.held));
+            const T* const out_of = from + (rows.back ? offset(held.held) : offset(local.local));
+            CUDA_CHECK(cudaMemcpyAsync(into, out_of, sizeof(T) * count(local), cudaMemcpyDeviceToDevice, stream));
         }
         const Communicator::Group together(*holders_);
         for (int peer = 0; peer < holders_->size(); peer++) {
             if (peer == holders_->rank()) continue;
-            for (const Exchange::Piece& own : all.sent[static_cast<std::size_t>(peer)]) {
-                if (own.rows == 0) continue;
+            for (const Exchange::Transfer& local : all.sent[static_cast<std::size_t>(peer)]) {
+                if (local.rows == 0) continue;
                 if (rows.back) {
-                    holders_->receive(to + at(own.own), count(own), peer, stream);
+                    holders_->receive(to + offset(local.local), count(local), peer, stream);
                 } else {
-                    holders_->send(from + at(own.own), count(own), peer, stream);
+                    holders_->send(from + offset(local.local), count(local), peer, stream);
                 }
             }
-            for (const Exchange::Piece& held : all.came[static_cast<std::size_t>(peer)]) {
+            for (const Exchange::Transfer& held : all.came[static_cast<std::size_t>(peer)]) {
                 if (held.rows == 0) continue;
                 if (rows.back) {
-                    holders_->send(from + at(held.held), count(held), peer, stream);
+                    holders_->send(from + offset(held.held), count(held), peer, stream);
                 } else {
-                    holders_->receive(to + at(held.held), count(held), peer, stream);
+                    holders_->receive(to + offset(held.held), count(held), peer, stream);
                 }
             }
         }

@@ -64,7 +64,7 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
     MeshShape stage = place.mesh;
     stage.pp = 1;
     const MeshCoordinates nearest = coordinates_of(stage, std::max(to, 0));   // its copies are taken, if several exist
-    T* const own = only_owned ? state.owned(param) : state.tensor(param);
+    T* const local = only_owned ? state.owned(param) : state.tensor(param);
 
     for (int from = 0; from < ranks(); from++) {
         RankLayout theirs = place;
@@ -82,7 +82,7 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
         const std::int64_t piece = from == to ? std::int64_t{1} << 20 : static_cast<std::int64_t>(piece_);
         for (std::int64_t begin = 0; begin < end; begin += piece) {
             const auto size = static_cast<std::size_t>(std::min(piece, end - begin));
-            const T* data = fetch_piece(own + begin, size, from, to);
+            const T* data = fetch_piece(local + begin, size, from, to);
             if (!wanted) continue;
             copy_piece(values, data, size, ranges_within(ranges, begin, begin + static_cast<std::int64_t>(size)));
         }

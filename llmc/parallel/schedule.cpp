@@ -365,12 +365,12 @@ private:
 
     // Finds stages that wait for ever: each does one action at a time, and waits in a transfer for its other end.
     std::string fault_of_transfers() const {
-        const auto next = run_lists(lists_, [&](std::size_t stage, const Action& action, auto& at) {
+        const auto next = run_lists(lists_, [&](std::size_t stage, const Action& action, auto& positions) {
             if (!is_transfer(action.kind)) return true;
             const auto [peer, expected] = other_end(static_cast<int>(stage), action);
             const auto p = static_cast<std::size_t>(peer);
-            if (at[p] == lists_[p].size() || lists_[p][at[p]] != expected) return false;
-            at[p]++;
+            if (positions[p] == lists_[p].size() || lists_[p][positions[p]] != expected) return false;
+            positions[p]++;
             return true;
         });
         std::string waiting;

@@ -43,8 +43,8 @@ void TensorParallel::traffic_after(cudaStream_t compute) const {
 
 void TensorParallel::gather_chunk(floatX* to, const floatX* from, int index) {
     const Rows rows = chunk(index);
-    const std::size_t own = elements(rows.count / sizes_.residual_parts);
-    group_.all_gather(to + elements(rows.first), from + static_cast<std::size_t>(index) * own, own, traffic_.get());
+    const std::size_t count = elements(rows.count / sizes_.residual_parts);
+    group_.all_gather(to + elements(rows.first), from + static_cast<std::size_t>(index) * count, count, traffic_.get());
 }
 
 void TensorParallel::gather(floatX* to, const floatX* from) {
@@ -116,8 +116,8 @@ void TensorParallel::sum_chunk(floatX* to, floatX* rows, int index) {
         group_.all_reduce(first, elements(part.count), ReduceOp::sum, traffic_.get());
         return;
     }
-    const std::size_t own = elements(part.count / sizes_.residual_parts);
-    group_.reduce_scatter(to + static_cast<std::size_t>(index) * own, first, own, traffic_.get());
+    const std::size_t count = elements(part.count / sizes_.residual_parts);
+    group_.reduce_scatter(to + static_cast<std::size_t>(index) * count, first, count, traffic_.get());
 }
 
 floatX* TensorParallel::reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work,

@@ -4,14 +4,14 @@
 
 namespace {
 
-// Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this turn, in
-// which links between other stages are made. A link is known by its name: `what` tells apart those of several sets.
-Communicator* make_link(World& world, const std::string& what, int turn, int from, int to, bool exists) {
-    const int own = world.at().pp;
-    if (!exists || (own != from && own != to)) return world.link(text("no pp ", what, " in turn ", turn), -1, -1);
-    auto rank_at = [&](int stage) {
+// Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this round,
+// in which links between other stages are made. A link is known by its name: `what` tells apart those of several sets.
+Communicator* make_link(World& world, const std::string& what, int round, int from, int to, bool exists) {
+    const int stage = world.at().pp;
+    if (!exists || (stage != from && stage != to)) return world.link(text("no pp ", what, " in round ", round), -1, -1);
+    auto rank_at = [&](int pp) {
         MeshCoordinates place = world.at();
-        place.pp = stage;
+        place.pp = pp;
         return rank_of(world.mesh(), place);
     };
     return world.link(text("pp ", what, " ", from, " to ", to), rank_at(from), rank_at(to));
@@ -21,17 +21,17 @@ Communicator* make_link(World& world, const std::string& what, int turn, int fro
 // comes after them.
 PipelineLinks pipeline_links(World& world, bool ring, bool tied) {
     PipelineLinks links;
-    const int p = world.mesh().pp, own = world.at().pp;
+    const int p = world.mesh().pp, stage = world.at().pp;
     if (p == 1) return links;
     const std::string set = ring ? "ring " : "";
-    auto turn = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
-    for (int turns = 0; turns < (ring && p % 2 == 1 ? 3 : 2); turns++) {
-        const int next = own, previous = (own + p - 1) % p;   // the links to the next stage and from the previous
-        const bool up = turn(next) == turns, down = turn(previous) == turns;   // never both
+    auto round_of = [&](int i) { return i == p - 1 && p % 2 == 1 ? 2 : i % 2; };
+    for (int round = 0; round < (ring && p % 2 == 1 ? 3 : 2); round++) {
+        const int next = stage, previous = (stage + p - 1) % p;   // the links to the next stage and from the previous
+        const bool up = round_of(next) == round, down = round_of(previous) == round;   // never both
         const int link = up ? next : previous, after = (link + 1) % p;
         const bool exists = (up || down) && (ring || link < p - 1);
-        Communicator* const forward = make_link(world, set + "forward", turns, link, after, exists);
-        Communicator* const backward = make_link(world, set + "backward", turns, after, link, exists);
+        Communicator* const forward = make_link(world, set + "forward", round, link, after, exists);
+        Communicator* const backward = make_link(world, set + "backward", round, after, link, exists);
         if (up) links.output = forward, links.output_gradient = backward;
         if (down) links.input = forward, links.input_gradient = backward;
     }
@@ -43,9 +43,9 @@ Communicator* same_heads(World& world, int copies) {
     if (copies == 1) return nullptr;
     std::vector<int> members;
     for (int i = 0; i < copies; i++) {
-        MeshCoordinates at = world.at();
-        at.tp = at.tp / copies * copies + i;
-        members.push_back(rank_of(world.mesh(), at));
+        MeshCoordinates place = world.at();
+        place.tp = place.tp / copies * copies + i;
+        members.push_back(rank_of(world.mesh(), place));
     }
     return world.group("tp same heads", members);
 }

@@ -77,14 +77,14 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
         Axis axis;   // the group varies along it
         double seconds, bytes_per_second;
     };
-    std::vector<Measured> own;
+    std::vector<Measured> measured;
     for (int round = 0; round < link_rounds(world.ranks()); round++) {
         const int peer = partner_of(world.rank(), world.ranks(), round);
         if (peer < 0) continue;
         const double latency = measurement.message(peer, small, small_repeats);
         const double large_one = measurement.message(peer, large, large_repeats);
         if (world.rank() > peer) continue;   // the lower rank reports
-        own.push_back({world.rank(), peer, {}, latency, large * sizeof(float) / large_one});
+        measured.push_back({world.rank(), peer, {}, latency, large * sizeof(float) / large_one});
     }
     for (const Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {
         Communicator* const group = world.group({axis});
@@ -92,10 +92,10 @@ LinkSpeeds measure_links(World& world, Arena& arena, cudaStream_t stream) {
         const double latency = measurement.all_reduce(*group, small, small_repeats);
         const double large_one = measurement.all_reduce(*group, large, large_repeats);
         const double sent = 2.0 * (group->size() - 1) / group->size() * large * sizeof(float);
-        if (group->rank() == 0) own.push_back({world.rank(), -1, axis, latency, sent / large_one});
+        if (group->rank() == 0) measured.push_back({world.rank(), -1, axis, latency, sent / large_one});
     }
     LinkSpeeds speeds;
-    for (const std::string& of_rank : world.gather_text(to_bytes(std::span<const Measured>(own)))) {
+    for (const std::string& of_rank : world.gather_text(to_bytes(std::span<const Measured>(measured)))) {
         for (const Measured& found : values_of<Measured>(of_rank)) {
             const bool is_pair = found.peer >= 0;
             const std::string group = is_pair ? std::string() : group_name(world.mesh(), {found.axis});

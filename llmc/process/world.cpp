@@ -93,8 +93,8 @@ std::vector<int> World::everyone() const {
 // Makes a planned group. It is known by its name and its first member: no two groups of one name share a rank.
 std::unique_ptr<Communicator> World::planned(const std::string& name, const std::vector<int>& members, int sms) {
     planned_groups_[name] = members;
-    const auto own = std::find(members.begin(), members.end(), rank());
-    return std::make_unique<Communicator>(static_cast<int>(own - members.begin()), static_cast<int>(members.size()),
+    const auto self = std::find(members.begin(), members.end(), rank());
+    return std::make_unique<Communicator>(static_cast<int>(self - members.begin()), static_cast<int>(members.size()),
                                           std::hash<std::string>()(text(name, " of ", members.front())), name, sms);
 }
 
@@ -131,11 +131,11 @@ Communicator* World::link(const std::string& name, int from, int to) {
 Communicator* World::group(const std::string& name, const std::vector<int>& members) {
     const std::pair key(name, members);
     if (const auto made = groups_.find(key); made != groups_.end()) return made->second.get();
-    const auto own = std::find(members.begin(), members.end(), rank());
-    ENSURE(all_ != nullptr && own != members.end(), "rank ", rank(), " is not in its own group ", name);
+    const auto self = std::find(members.begin(), members.end(), rank());
+    ENSURE(all_ != nullptr && self != members.end(), "rank ", rank(), " is not in its own group ", name);
     auto group = planned_ ? planned(name, members, comm_sms_)
                           : std::make_unique<Communicator>(*all_, *std::min_element(members.begin(), members.end()),
-                                                           static_cast<int>(own - members.begin()), name, comm_sms_);
+                                                           static_cast<int>(self - members.begin()), name, comm_sms_);
     if (!planned_) add_observers(*group, members);
     return (groups_[key] = std::move(group)).get();
 }

@@ -28,9 +28,9 @@ std::string curves_picture(const std::vector<CurvePanel>& panels, const std::str
                            const std::vector<Tick>& x_ticks) {
     std::vector<std::string> names;   // by color
     auto color_of = [&names](const std::string& name) {
-        const auto at = std::ranges::find(names, name) - names.begin();
-        if (at == std::ssize(names)) names.push_back(name);
-        return kColors[static_cast<std::size_t>(at) % std::size(kColors)];
+        const auto index = std::ranges::find(names, name) - names.begin();
+        if (index == std::ssize(names)) names.push_back(name);
+        return kColors[static_cast<std::size_t>(index) % std::size(kColors)];
     };
     Legend legend(kLeft, kPictureWidth);
     for (const CurvePanel& panel : panels) {
@@ -41,7 +41,7 @@ std::string curves_picture(const std::vector<CurvePanel>& panels, const std::str
             legend.add(text("<line class='mean' stroke='", color, "' x1='0' x2='26' y1='0' y2='0'/>"), curve.name);
         }
     }
-    Scale x{x_ticks.front().at, x_ticks.back().at, true};
+    Scale x{x_ticks.front().value, x_ticks.back().value, true};
     if (x.high == x.low) x.high = 2 * x.low;   // one point stands at the left
     double top = legend.bottom() + 26;
     std::string svg;

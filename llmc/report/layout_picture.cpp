@@ -52,12 +52,12 @@ std::string picture(const Layout& layout) {
                     stage % 6, "'>\n");
         for (int row = 0; row < drawn; row++) {
             for (int t = 0; t < layout.tp; t++) {
-                const int at = x + t * cell, y = top + row * cell, rank = layout.rank(stage, row, t);
+                const int cell_left = x + t * cell, y = top + row * cell, rank = layout.rank(stage, row, t);
                 svg += text("<g><title>rank ", rank, ": stage ", stage, ", replica ", row / layout.cp, ", part ",
                             row % layout.cp, " of the sequence, tensor-parallel rank ", t,
-                            "</title><rect class='cell' x='", at, "' y='", y, "' width='", cell - 3, "' height='",
-                            cell - 3, "'/><text x='", at + (cell - 3) / 2, "' y='", y + 19, "' text-anchor='middle'>",
-                            rank, "</text></g>\n");
+                            "</title><rect class='cell' x='", cell_left, "' y='", y, "' width='", cell - 3,
+                            "' height='", cell - 3, "'/><text x='", cell_left + (cell - 3) / 2, "' y='", y + 19,
+                            "' text-anchor='middle'>", rank, "</text></g>\n");
             }
         }
         svg += "</g>\n";

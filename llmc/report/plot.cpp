@@ -9,7 +9,7 @@
 
 namespace {
 
-double pixel(double at) { return std::round(at * 10) / 10; }
+double pixel(double position) { return std::round(position * 10) / 10; }
 
 // Returns a step of 1, 2 or 5 times a power of ten that gives about `wanted` ticks.
 double tick_step(double range, int wanted) {
@@ -96,7 +96,7 @@ Scale scale_of(std::vector<double> values, const PlotQuantity& what) {
     return {std::max(0.0, least - margin), *high + std::max(margin, 1e-9)};
 }
 
-double Panel::x(double at) const { return frame_.left + (frame_.right - frame_.left) * place(x_, at); }
+double Panel::x(double value) const { return frame_.left + (frame_.right - frame_.left) * place(x_, value); }
 
 double Panel::y(double value) const {
     return frame_.bottom - (frame_.bottom - frame_.top) * place(y_, std::clamp(value, y_.low, y_.high));
@@ -104,18 +104,18 @@ double Panel::y(double value) const {
 
 // Returns even ticks; on a logarithmic axis of a decade or more, 1, 2 and 5 times the powers of ten.
 std::vector<double> Panel::y_ticks() const {
-    std::vector<double> at;
+    std::vector<double> values;
     if (y_.logarithmic && y_.high >= 10 * y_.low) {
         for (double power = std::pow(10, std::floor(std::log10(y_.low))); power <= y_.high; power *= 10) {
             for (double factor : {1.0, 2.0, 5.0}) {
-                if (factor * power >= y_.low && factor * power <= y_.high) at.push_back(factor * power);
+                if (factor * power >= y_.low && factor * power <= y_.high) values.push_back(factor * power);
             }
         }
-        return at;
+        return values;
     }
     const double step = tick_step(y_.high - y_.low, frame_.bottom - frame_.top > 200 ? 6 : 5);
-    for (double i = std::ceil(y_.low / step); i * step <= y_.high + 1e-4 * step; i++) at.push_back(i * step);
-    return at;
+    for (double i = std::ceil(y_.low / step); i * step <= y_.high + 1e-4 * step; i++) values.push_back(i * step);
+    return values;
 }
 
 void Panel::axes(const std::string& title, const std::string& x_title) {
@@ -128,15 +128,15 @@ void Panel::axes(const std::string& title, const std::string& x_title) {
 void Panel::axes(const std::string& title, const std::string& x_title, const std::vector<Tick>& x_ticks) {
     const auto [left, right, top, bottom] = frame_;
     for (const Tick& tick : x_ticks) {
-        const double at = x(tick.at);
-        svg_ += text("<line class='grid' x1='", at, "' x2='", at, "' y1='", top, "' y2='", bottom, "'/>\n");
+        const double position = x(tick.value);
+        svg_ += text("<line class='grid' x1='", position, "' x2='", position, "' y1='", top, "' y2='", bottom, "'/>\n");
         if (x_title.empty()) continue;
-        svg_ += text("<text x='", at, "' y='", bottom + 20, "' text-anchor='middle'>", tick.label, "</text>\n");
+        svg_ += text("<text x='", position, "' y='", bottom + 20, "' text-anchor='middle'>", tick.label, "</text>\n");
     }
     for (const double value : y_ticks()) {
-        const double at = y(value);
-        svg_ += text("<line class='grid' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at, "'/>\n");
-        svg_ += text("<text x='", left - 8, "' y='", at + 4, "' text-anchor='end'>", number(value), "</text>\n");
+        const double position = y(value);
+        svg_ += text("<line class='grid' x1='", left, "' x2='", right, "' y1='", position, "' y2='", position, "'/>\n");
+        svg_ += text("<text x='", left - 8, "' y='", position + 4, "' text-anchor='end'>", number(value), "</text>\n");
     }
     if (!x_title.empty()) {
         svg_ += text("<text x='", (left + right) / 2, "' y='", bottom + 42, "' text-anchor='middle'>", x_title,
@@ -161,18 +161,18 @@ void Panel::dots(const Points& points, const std::string& color, const std::stri
     }
 }
 
-void Panel::level(const std::string& name, double at) {
-    svg_ += text("<line class='level' x1='", frame_.left, "' x2='", frame_.right, "' y1='", y(at), "' y2='", y(at),
-                 "'/>\n");
+void Panel::level(const std::string& name, double value) {
+    svg_ += text("<line class='level' x1='", frame_.left, "' x2='", frame_.right, "' y1='", y(value), "' y2='",
+                 y(value), "'/>\n");
     for (const char* style : {"halo", "level"}) {   // drawn twice, because not every viewer knows paint-order
-        svg_ += text("<text class='", style, "' text-anchor='end' x='", frame_.right - 4, "' y='", y(at) - 6, "'>",
-                     xml(name), " ", number(at), "</text>\n");
+        svg_ += text("<text class='", style, "' text-anchor='end' x='", frame_.right - 4, "' y='", y(value) - 6, "'>",
+                     xml(name), " ", number(value), "</text>\n");
     }
 }
 
-void Panel::mark(double at, const std::string& style, const std::string& tells) {
-    svg_ += text("<line class='", style, "' x1='", pixel(x(at)), "' x2='", pixel(x(at)), "' y1='", frame_.top, "' y2='",
-                 frame_.bottom, "'><title>", xml(tells), "</title></line>\n");
+void Panel::mark(double value, const std::string& style, const std::string& tells) {
+    svg_ += text("<line class='", style, "' x1='", pixel(x(value)), "' x2='", pixel(x(value)), "' y1='", frame_.top,
+                 "' y2='", frame_.bottom, "'><title>", xml(tells), "</title></line>\n");
 }
 
 void Legend::add(const std::string& mark, std::string label) {

@@ -36,7 +36,7 @@ struct PlotQuantity {
 Scale scale_of(std::vector<double> values, const PlotQuantity& what);
 
 struct Tick {   // marks a value on an axis
-    double at;
+    double value;
     std::string label;
 };
 
@@ -46,7 +46,7 @@ public:
     Panel(const Frame& frame, const Scale& x, const Scale& y) : frame_(frame), x_(x), y_(y) {}
     Panel(const Frame& frame, double last, const Scale& y) : Panel(frame, Scale{0, last}, y) {}   // x from 0 to `last`
 
-    double x(double at) const;
+    double x(double value) const;
     double y(double value) const;
 
     // Draws grid and numbers. `x_title`: empty if the panel below has it. Without `x_ticks`, the axis of x has even
@@ -55,9 +55,9 @@ public:
     void axes(const std::string& title, const std::string& x_title, const std::vector<Tick>& x_ticks);
     void line(const Points& points, const std::string& style, const std::string& color);
     void dots(const Points& points, const std::string& color, const std::string& style = "");
-    void level(const std::string& name, double at);
+    void level(const std::string& name, double value);
     // Draws a line from top to bottom; `tells` is shown when one points at it.
-    void mark(double at, const std::string& style, const std::string& tells);
+    void mark(double value, const std::string& style, const std::string& tells);
 
     const std::string& svg() const { return svg_; }
 

@@ -62,7 +62,7 @@ std::string scaling_picture(const std::vector<ScalingPoint>& points) {
     std::vector<Tick> ticks;
     for (const ScalingPoint& point : points) {
         const double ranks = point.ranks;
-        if (ticks.empty() || ticks.back().at != ranks) ticks.push_back({ranks, number(ranks)});
+        if (ticks.empty() || ticks.back().value != ranks) ticks.push_back({ranks, number(ranks)});
         add(speed.curves, point.scaling, {ranks, point.tokens_per_second});
         add(speed.curves, point.scaling, {ranks, point.tokens_per_second / point.efficiency}, true);
         add(efficiency.curves, point.scaling, {ranks, 100 * point.efficiency});

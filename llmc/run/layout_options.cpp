@@ -254,9 +254,9 @@ void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig&
     const Options options = of_run.with_batch(of_run.tokens_by_step().largest());   // keeps the most
     check_layers(options, config.layers);
     const PipelineShape shape = pipeline_shape(options);
-    const int at = stage.place.at.pp;
-    stage.chunks = chunks_of_stage(config, shape, at, options.seq_len);
-    stage.in_flight = in_flight(schedule_of_stage(options, at), stage.chunks, stage.documents);
+    const int index = stage.place.at.pp;
+    stage.chunks = chunks_of_stage(config, shape, index, options.seq_len);
+    stage.in_flight = in_flight(schedule_of_stage(options, index), stage.chunks, stage.documents);
 }
 
 // Returns a line for people: the sets of activations, boundary buffers and memory of delayed gradients that the
@@ -288,12 +288,12 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
     for (std::size_t rank = 1; rank < bytes.size(); rank++) {
         if (bytes_of(rank) > bytes_of(most)) most = rank;
     }
-    const int at = coordinates_of(mesh, static_cast<int>(most)).pp;
+    const int index = coordinates_of(mesh, static_cast<int>(most)).pp;
     return memory_by_schedule(stage) +
            (stage_0_adds > 0 ? text("\n  --pp-warmup adds ", stage_0_adds, " sets of them on stage 0, fewer on others")
                              : std::string()) +
-           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most), at,
-                     static_cast<double>(bytes_of(most)) / (1 << 20));
+           formatted("\n  the rank that takes most: %d, of pipeline stage %d, %.2f MiB\n", static_cast<int>(most),
+                     index, static_cast<double>(bytes_of(most)) / (1 << 20));
 }
 
 void check_model_fits(const Options& options, const ModelConfig& config) {

@@ -19,10 +19,11 @@ namespace {
 ModelConfig choose_model(const Options& options, const ModelConfig* of_file,
                          const std::optional<Tokenizer>& tokenizer) {
     if (of_file != nullptr) {
-        const std::int64_t own = of_file->vocab_size;
-        refuse_if(options.vocab_size > 0 && options.vocab_size != own,
-                  text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", own, " ids"),
-                  "Leave --vocab-size out: the model says it.");
+        const std::int64_t vocabulary = of_file->vocab_size;
+        refuse_if(
+            options.vocab_size > 0 && options.vocab_size != vocabulary,
+            text("--vocab-size ", options.vocab_size, ": the model in ", options.model, " has ", vocabulary, " ids"),
+            "Leave --vocab-size out: the model says it.");
         ModelConfig config = *of_file;
         const bool is_rotary = of_file->positions == PositionKind::rotary;
         for (const ModelField& field : model_fields()) {

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
     if (i >= elements || (norm && norm->skip)) return;
     std::int64_t all = 0;
     for (int e = 0; e < E; e++) all += counts[i / E * E + e];
-    const std::int64_t own = static_cast<std::int64_t>(counts[i]) * E;
-    bias[i] += own < all ? kRouterBiasRate : own > all ? -kRouterBiasRate : 0.0f;
+    const std::int64_t tokens = static_cast<std::int64_t>(counts[i]) * E;
+    bias[i] += tokens < all ? kRouterBiasRate : tokens > all ? -kRouterBiasRate : 0.0f;
 }
 
 inline void update_router_bias(float* bias, const std::int32_t* counts, const GradNorm* norm, int layers, int E,

@@ -272,10 +272,10 @@ struct HopperMatmulGroup {
                 pack_pairs(pairs, values);
                 const int token = origin.token + first_row + further, channel = first_channel + 8 * j + lane % 4 * 8;
                 const bool inside = token < sizes.tokens && channel < sizes.channels;
-                const std::int64_t at = token * results.stride + channel;
+                const std::int64_t offset = token * results.stride + channel;
                 auto store = [&](bf16* to, std::uint32_t(&four)[4]) {
                     transpose_in_quad(four);
-                    if (inside) *reinterpret_cast<uint4*>(to + at) = make_uint4(four[0], four[1], four[2], four[3]);
+                    if (inside) *reinterpret_cast<uint4*>(to + offset) = make_uint4(four[0], four[1], four[2], four[3]);
                 };
                 if constexpr (END == HopperMatmulEnd::gelu) {
                     float pre_gelu[8];

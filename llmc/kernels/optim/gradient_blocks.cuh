@@ -34,9 +34,9 @@ inline void drop_error(float* error, std::int64_t n, const int* skip, cudaStream
 
 // A launch has one block of threads for each block of elements, of one shard or of all.
 struct ShardBlock {
-    std::int64_t at, first, end;   // block; its first element, and the shard's end
+    std::int64_t index, first, end;   // block; its first element, and the shard's end
     __device__ ShardBlock(const ShardBlocks& how, std::int64_t blocks)
-        : at(blockIdx.x / blocks * how.stride + blockIdx.x % blocks),
+        : index(blockIdx.x / blocks * how.stride + blockIdx.x % blocks),
           first(blockIdx.x / blocks * how.shard + blockIdx.x % blocks * kRoundedBlock),
           end((blockIdx.x / blocks + 1) * how.shard) {}
 };
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kRoundingThreads)
                               const float* gradient) {
     const ShardBlock here(how, of_shard);
     round_block(
-        blocks[here.at],
+        blocks[here.index],
         [&](int i) { return here.first + i < here.end ? gradient[here.first + i] + error[here.first + i] : 0.0f; },
         [&](int i, float rest) {
             if (here.first + i < here.end) error[here.first + i] = rest;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRoundingThreads)
     const ShardBlock here(how, of_shard);
     for (int i = static_cast<int>(threadIdx.x); i < kRoundedBlock && here.first + i < here.end;
          i += static_cast<int>(blockDim.x)) {
-        gradient[here.first + i] = blocks[here.at].at(i);
+        gradient[here.first + i] = blocks[here.index].at(i);
     }
 }
 

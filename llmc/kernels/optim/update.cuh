@@ -246,10 +246,10 @@ __global__ void __launch_bounds__(kOrderedSumThreads)
                              std::int64_t blocks) {
     const Range range = ranges[blockIdx.x];
     const std::int64_t end = static_cast<int>(blockIdx.x) + 1 < count ? ranges[blockIdx.x + 1].first_block : blocks;
-    const std::int64_t own = end - range.first_block;
-    const double weights = ordered_sum(partials + range.first_block, own);
+    const std::int64_t range_blocks = end - range.first_block;
+    const double weights = ordered_sum(partials + range.first_block, range_blocks);
     __syncthreads();   // ordered_sum's shared memory may be reused
-    const double changes = ordered_sum(partials + blocks + range.first_block, own);
+    const double changes = ordered_sum(partials + blocks + range.first_block, range_blocks);
     if (threadIdx.x == 0) norms[range.norms] = {weights, changes};
 }
 

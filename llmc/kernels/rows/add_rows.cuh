@@ -13,16 +13,16 @@
 template <int in_flight, class Row, class AnyExtent>
 __device__ __forceinline__ void add_rows(Vec8<float>& sum, int first, int end, int step, Row row, std::int64_t column,
                                          AnyExtent extent) {
-    constexpr int turn = std::is_same_v<AnyExtent, PacketExtent> ? in_flight : 1;
+    constexpr int together = std::is_same_v<AnyExtent, PacketExtent> ? in_flight : 1;
     int i = first;
 #pragma unroll 1
-    for (; i + (turn - 1) * step < end; i += turn * step) {
+    for (; i + (together - 1) * step < end; i += together * step) {
 #pragma unroll
-        for (int u = 0; u < turn; u++) {
+        for (int u = 0; u < together; u++) {
             const Vec8<float> x = to_floats(load8(row(i + u * step), column, extent));
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += x[k];
         }
     }
-    if constexpr (turn > 1) add_rows<turn / 2>(sum, i, end, step, row, column, extent);
+    if constexpr (together > 1) add_rows<together / 2>(sum, i, end, step, row, column, extent);
 }

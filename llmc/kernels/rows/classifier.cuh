@@ -99,8 +99,8 @@ private:
         if (c < V_) {
 #pragma unroll
             for (int packet = 0; packet < Vec8<Real>::packets; packet++) {
-                const int at = c + packet * Packed<Real>::size;
-                cp_async_16(shared_address(kept_ + at), logits_ + at, true);
+                const int column = c + packet * Packed<Real>::size;
+                cp_async_16(shared_address(kept_ + column), logits_ + column, true);
             }
         }
         cp_async_commit();

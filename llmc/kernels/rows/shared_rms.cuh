@@ -79,10 +79,10 @@ __device__ __forceinline__ void sum_row(float* sums, int width, Term&& term) {
 template <class Real>
 __global__ void __launch_bounds__(kSharedRmsThreads)
     shared_rms_begin_kernel(float* sums, Real* kept, SharedRows<Real> x) {
-    const Real* const own = x.data + static_cast<std::int64_t>(blockIdx.x) * x.stride;
+    const Real* const row = x.data + static_cast<std::int64_t>(blockIdx.x) * x.stride;
     Real* const copy = kept + static_cast<std::int64_t>(blockIdx.x) * x.width;
     sum_row(sums, x.width, [&](int column) {
-        const Vec8<Real> values = load_packets<8>(own + column);
+        const Vec8<Real> values = load_packets<8>(row + column);
         store_packets(copy + column, values);
         Vec8<float> squares = to_floats(values);
 #pragma unroll
@@ -95,13 +95,13 @@ template <class Real>
 __global__ void __launch_bounds__(kSharedRmsThreads)
     shared_rms_products_kernel(float* sums, SharedRows<Real> dy, const Real* kept, const Real* weight,
                                const float* rstd) {
-    const Real* const own = dy.data + static_cast<std::int64_t>(blockIdx.x) * dy.stride;
+    const Real* const row = dy.data + static_cast<std::int64_t>(blockIdx.x) * dy.stride;
     const Real* const x = kept + static_cast<std::int64_t>(blockIdx.x) * dy.width;
     const float r = rstd[blockIdx.x];
     sum_row(sums, dy.width, [&](int column) {
         const Vec8<float> values = to_floats(load_packets<8>(x + column)),
                           w = to_floats(load_packets<8>(weight + column));
-        Vec8<float> products = to_floats(load_packets<8>(own + column));
+        Vec8<float> products = to_floats(load_packets<8>(row + column));
 #pragma unroll
         for (int k = 0; k < 8; k++) products[k] *= w[k] * (values[k] * r);
         return products;

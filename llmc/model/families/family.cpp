@@ -206,7 +206,7 @@ std::vector<std::string> block_names(const std::vector<std::string>& names, std:
 
 const ModelFamily::Key* ModelFamily::own_key(const ModelField& field) const {
     const auto found =
-        std::ranges::find_if(keys, [&](const Key& own) { return std::string_view(own.field) == field.name; });
+        std::ranges::find_if(keys, [&](const Key& row) { return std::string_view(row.field) == field.name; });
     return found == keys.end() ? nullptr : &*found;
 }
 
@@ -309,11 +309,11 @@ std::string with_keys(std::string message, const ModelFamily& family) {
         const char* const key = family.key(field);
         if (key == nullptr) continue;
         const std::string option = text("--", field.name);
-        for (std::size_t at = 0; (at = message.find(option, at)) != std::string::npos; at++) {
-            const std::size_t end = at + option.size();
+        for (std::size_t position = 0; (position = message.find(option, position)) != std::string::npos; position++) {
+            const std::size_t end = position + option.size();
             const bool is_longer =
                 end < message.size() && (message[end] == '-' || std::islower(static_cast<unsigned char>(message[end])));
-            if (!is_longer) message.replace(at, option.size(), text("\"", key, "\""));
+            if (!is_longer) message.replace(position, option.size(), text("\"", key, "\""));
         }
     }
     return message;

@@ -41,11 +41,11 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
       stage_(whole.stage_),
       place_of_param_(whole.place_of_param_.size(), -1) {
     for (const UnitLayout& unit : whole.units_) {
-        UnitLayout& own = units_.emplace_back(UnitLayout{unit.unit, unit.name, 0, {}, 0, {}});
+        UnitLayout& layout = units_.emplace_back(UnitLayout{unit.unit, unit.name, 0, {}, 0, {}});
         for (int i : unit.tensors) {
             TensorLayout tensor = whole.tensors_[static_cast<std::size_t>(i)];
             if (!keeps(table_[tensor.param])) continue;
-            append(own, tensor);
+            append(layout, tensor);
         }
     }
 }
@@ -159,8 +159,8 @@ StateBuffers::StateBuffers(Arena& arena, DType type, const std::string& group, c
     for (const UnitLayout& unit : storage.units()) {
         const std::size_t bytes = static_cast<std::size_t>(storage.unit_elements(unit, state)) * size_of(type);
         const int set = layer_sets > 0 ? storage.layer_set(static_cast<int>(buffers_.size()), layer_sets) : -1;
-        DeviceBuffer<std::byte> own;
-        DeviceBuffer<std::byte>& buffer = set < 0 ? own : sets[static_cast<std::size_t>(set)];
+        DeviceBuffer<std::byte> unshared;
+        DeviceBuffer<std::byte>& buffer = set < 0 ? unshared : sets[static_cast<std::size_t>(set)];
         const std::string name = set < 0 ? unit.name : text("layer set ", set);
         if (buffer.size() == 0) buffer = arena.allocate<std::byte>(group + "/" + name, bytes);
         ENSURE(buffer.size() == bytes, "layers of ", buffer.size(), " and ", bytes, " bytes cannot take turns");

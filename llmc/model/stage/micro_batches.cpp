@@ -43,9 +43,10 @@ Activations* MicroBatches::take_activations() {
 
 // Ends the state once nobody needs its activations, nor its gradient of the input.
 void MicroBatches::finish(int chunk, int micro_batch, bool activations_are_done) {
-    State& own = state_of(chunk, micro_batch);
-    if (activations_are_done && own.activations) pool_.activations.give_back(std::exchange(own.activations, nullptr));
-    if (!own.activations && !own.dresidual) states_.erase({chunk, micro_batch});
+    State& state = state_of(chunk, micro_batch);
+    if (activations_are_done && state.activations)
+        pool_.activations.give_back(std::exchange(state.activations, nullptr));
+    if (!state.activations && !state.dresidual) states_.erase({chunk, micro_batch});
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -53,32 +54,32 @@ void MicroBatches::finish(int chunk, int micro_batch, bool activations_are_done)
 
 BoundaryTensor& MicroBatches::input(int index, int micro_batch) {
     ENSURE(!chunk(index).embedding && !follows(index), "the input of chunk ", index, " is made here");
-    State& own = begin_state(index, micro_batch);
-    own.input = pool_.inputs.take();
-    return *own.input;
+    State& state = begin_state(index, micro_batch);
+    state.input = pool_.inputs.take();
+    return *state.input;
 }
 
 MicroBatches::Output MicroBatches::output(int index, int micro_batch) {
-    const State& own = state_of(index, micro_batch);
-    ENSURE(own.phase != State::Phase::input && own.activations, "chunk ", index, " of micro-batch ", micro_batch,
+    const State& state = state_of(index, micro_batch);
+    ENSURE(state.phase != State::Phase::input && state.activations, "chunk ", index, " of micro-batch ", micro_batch,
            " has no output before its forward, nor after its backward");
-    return {own.activations->residual[static_cast<std::size_t>(chunk(index).layers.size())], own.activations->sent};
+    return {state.activations->residual[static_cast<std::size_t>(chunk(index).layers.size())], state.activations->sent};
 }
 
 BoundaryTensor& MicroBatches::output_gradient(int index, int micro_batch) {
-    State& own = state_of(index, micro_batch);
-    ENSURE(own.phase == State::Phase::forward && !chunk(index).head, "the output of chunk ", index, " of micro-batch ",
-           micro_batch, " is given a gradient twice, or before its forward, or is the loss");
-    own.phase = State::Phase::output_gradient;
-    own.dresidual = pool_.gradients.take();
-    return *own.dresidual;
+    State& state = state_of(index, micro_batch);
+    ENSURE(state.phase == State::Phase::forward && !chunk(index).head, "the output of chunk ", index,
+           " of micro-batch ", micro_batch, " is given a gradient twice, or before its forward, or is the loss");
+    state.phase = State::Phase::output_gradient;
+    state.dresidual = pool_.gradients.take();
+    return *state.dresidual;
 }
 
 BoundaryTensor& MicroBatches::input_gradient(int index, int micro_batch) {
-    const State& own = state_of(index, micro_batch);
-    ENSURE(own.phase == State::Phase::backward && own.dresidual, "chunk ", index, " of micro-batch ", micro_batch,
+    const State& state = state_of(index, micro_batch);
+    ENSURE(state.phase == State::Phase::backward && state.dresidual, "chunk ", index, " of micro-batch ", micro_batch,
            " has no gradient of its input: it begins with the embedding, or its backward has not been");
-    return *own.dresidual;
+    return *state.dresidual;
 }
 
 void MicroBatches::release_input_gradient(int index, int micro_batch) {
@@ -107,60 +108,60 @@ MicroBatches::State& MicroBatches::begin_forward(int index, int micro_batch, boo
                                    sizeof(floatX) * static_cast<std::size_t>(boundary_elements()),
                                    cudaMemcpyDeviceToDevice, stream_));
     } else {
-        State& own = state_of(index, micro_batch);
-        ENSURE(own.input != nullptr, "forward of chunk ", index, " of micro-batch ", micro_batch, " twice");
-        own.activations = take_activations();
-        own.input->used.wait(stream_);
-        std::swap(own.activations->residual[0], own.input->data);   // instead of a copy
-        own.input->used.record(stream_);
-        pool_.inputs.give_back(std::exchange(own.input, nullptr));
+        State& state = state_of(index, micro_batch);
+        ENSURE(state.input != nullptr, "forward of chunk ", index, " of micro-batch ", micro_batch, " twice");
+        state.activations = take_activations();
+        state.input->used.wait(stream_);
+        std::swap(state.activations->residual[0], state.input->data);   // instead of a copy
+        state.input->used.record(stream_);
+        pool_.inputs.give_back(std::exchange(state.input, nullptr));
     }
-    State& own = state_of(index, micro_batch);
-    ENSURE(own.phase == State::Phase::input, "forward of chunk ", index, " of micro-batch ", micro_batch, " twice");
-    own.phase = State::Phase::forward;
-    return own;
+    State& state = state_of(index, micro_batch);
+    ENSURE(state.phase == State::Phase::input, "forward of chunk ", index, " of micro-batch ", micro_batch, " twice");
+    state.phase = State::Phase::forward;
+    return state;
 }
 
 MicroBatches::State& MicroBatches::begin_backward(int index, int micro_batch, WeightGradients when) {
-    State& own = state_of(index, micro_batch);
-    ENSURE(own.phase == State::Phase::forward || own.phase == State::Phase::output_gradient, "backward_input of chunk ",
-           index, " of micro-batch ", micro_batch, " twice, or before its forward");
-    if (own.phase == State::Phase::output_gradient) {
-        own.dresidual->used.wait(stream_);
+    State& state = state_of(index, micro_batch);
+    ENSURE(state.phase == State::Phase::forward || state.phase == State::Phase::output_gradient,
+           "backward_input of chunk ", index, " of micro-batch ", micro_batch, " twice, or before its forward");
+    if (state.phase == State::Phase::output_gradient) {
+        state.dresidual->used.wait(stream_);
     } else if (chunk(index).head) {
-        own.dresidual = pool_.gradients.take();
-        own.dresidual->used.wait(stream_);
+        state.dresidual = pool_.gradients.take();
+        state.dresidual->used.wait(stream_);
     } else {
         ENSURE(index + 1 < static_cast<int>(chunks_.size()) && follows(index + 1), "chunk ", index, " of micro-batch ",
                micro_batch, " was given no gradient of its output");
-        own.dresidual = std::exchange(state_of(index + 1, micro_batch).dresidual, nullptr);
-        ENSURE(own.dresidual != nullptr, "backward of chunk ", index, " of micro-batch ", micro_batch,
+        state.dresidual = std::exchange(state_of(index + 1, micro_batch).dresidual, nullptr);
+        ENSURE(state.dresidual != nullptr, "backward of chunk ", index, " of micro-batch ", micro_batch,
                " before that of the chunk after it");
         finish(index + 1, micro_batch, false);
     }
-    own.phase = State::Phase::backward;
-    own.weights = WeightGradientQueue(when);
+    state.phase = State::Phase::backward;
+    state.weights = WeightGradientQueue(when);
     if (when == WeightGradients::at_schedule) {
-        own.delayed = pool_.delayed.take();
-        own.activations->sent.wait(stream_);   // gradients take the output's place
+        state.delayed = pool_.delayed.take();
+        state.activations->sent.wait(stream_);   // gradients take the output's place
     }
-    return own;
+    return state;
 }
 
 void MicroBatches::end_backward(int index, int micro_batch) {
-    State& own = state_of(index, micro_batch);
+    State& state = state_of(index, micro_batch);
     if (chunk(index).embedding) {
-        own.dresidual->used.record(stream_);
-        pool_.gradients.give_back(std::exchange(own.dresidual, nullptr));
+        state.dresidual->used.record(stream_);
+        pool_.gradients.give_back(std::exchange(state.dresidual, nullptr));
     }
-    finish(index, micro_batch, own.delayed == nullptr);
+    finish(index, micro_batch, state.delayed == nullptr);
 }
 
 void MicroBatches::run_delayed(int index, int micro_batch) {
-    State& own = state_of(index, micro_batch);
-    ENSURE(own.delayed != nullptr, "backward_weight of chunk ", index, " of micro-batch ", micro_batch,
+    State& state = state_of(index, micro_batch);
+    ENSURE(state.delayed != nullptr, "backward_weight of chunk ", index, " of micro-batch ", micro_batch,
            " before its backward_input, or where gradients of weights are not delayed");
-    own.weights.drain();
-    pool_.delayed.give_back(std::exchange(own.delayed, nullptr));
+    state.weights.drain();
+    pool_.delayed.give_back(std::exchange(state.delayed, nullptr));
     finish(index, micro_batch, true);
 }

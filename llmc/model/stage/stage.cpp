@@ -196,10 +196,10 @@ bool Stage::backward_reads_batch(int chunk_index) const {
 }
 
 void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
-    const MicroBatches::State& own =
+    const MicroBatches::State& state =
         micro_batches_->begin_forward(chunk_index, micro_batch, purpose == Purpose::training);
     tools_->capacity_factor = purpose == Purpose::training ? options_.capacity_factor : 0;
-    const Activations& a = *own.activations;
+    const Activations& a = *state.activations;
     const std::span<const Placed> layers = layers_of(chunk_index);
     if (chunk(chunk_index).embedding) {
         use(Direction::forward, [&] { embedding_->forward(a.residual[0], batch); });
@@ -223,39 +223,39 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
 void Stage::backward_input(int chunk_index, int micro_batch, const Batch& batch, float dloss) {
     const bool delays = options_.in_flight.delayed > 0;
     const bool sends = options_.place.mesh.tp > 1 || context().ring_size() > 1;
-    MicroBatches::State& own = micro_batches_->begin_backward(chunk_index, micro_batch,
-                                                              delays  ? WeightGradients::at_schedule
-                                                              : sends ? WeightGradients::behind_collective
-                                                                      : WeightGradients::at_once);
+    MicroBatches::State& state = micro_batches_->begin_backward(chunk_index, micro_batch,
+                                                                delays  ? WeightGradients::at_schedule
+                                                                : sends ? WeightGradients::behind_collective
+                                                                        : WeightGradients::at_once);
     const std::span<const Placed> layers = layers_of(chunk_index);
-    if (chunk(chunk_index).head) head_backward(own, own.activations->residual[layers.size()], batch, dloss);
-    for (std::size_t i = layers.size(); i-- > 0;) layer_backward(layers[i], i, own, batch);
+    if (chunk(chunk_index).head) head_backward(state, state.activations->residual[layers.size()], batch, dloss);
+    for (std::size_t i = layers.size(); i-- > 0;) layer_backward(layers[i], i, state, batch);
     if (chunk(chunk_index).embedding) {
         const int slot = slot_of(table().unit_params(table().embedding_unit()).back());
         gradients_begin(slot);
-        embedding_->backward(own.dresidual->data, batch, gradients_, own.weights);
+        embedding_->backward(state.dresidual->data, batch, gradients_, state.weights);
         gradients_ready(slot);
     }
-    if (!delays) own.weights.drain();
+    if (!delays) state.weights.drain();
     micro_batches_->end_backward(chunk_index, micro_batch);
 }
 
-void Stage::head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss) {
+void Stage::head_backward(const MicroBatches::State& state, const floatX* out, const Batch& batch, float dloss) {
     const int slot = slot_of(table().index("ln_f.weight"));
     const int classifier = slot_of(table().classifier());
     if (classifier != slot) gradients_begin(classifier);   // the embedding's, to which it is tied
     gradients_begin(slot);
-    use(Direction::backward, [&] { head_->loss_and_backward(own.dresidual->data, out, batch, dloss, gradients_); });
+    use(Direction::backward, [&] { head_->loss_and_backward(state.dresidual->data, out, batch, dloss, gradients_); });
     gradients_ready(slot);
 }
 
 // Runs backward of a chunk's layer i.
-void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own, const Batch& batch) {
-    const Activations& a = *own.activations;
-    const DelayedMemory* const delayed = own.delayed;
+void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& state, const Batch& batch) {
+    const Activations& a = *state.activations;
+    const DelayedMemory* const delayed = state.delayed;
     const int slot = placed.slot;
     if (delayed != nullptr) {   // until then another unit may use this gradient memory
-        own.weights.add([this, slot] { gradients_begin(slot); });
+        state.weights.add([this, slot] { gradients_begin(slot); });
     } else {
         gradients_begin(slot);
     }
@@ -267,13 +267,13 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
             late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
         }
         placed.layer.recompute(a.residual[i], batch, kept, options_.recompute);
-        placed.layer.backward(own.dresidual->data, a.residual[i], batch, kept, late ? &*late : nullptr, gradients_,
-                              own.weights);
+        placed.layer.backward(state.dresidual->data, a.residual[i], batch, kept, late ? &*late : nullptr, gradients_,
+                              state.weights);
     });
-    own.weights.then([this, slot] { gradients_ready(slot); });
+    state.weights.then([this, slot] { gradients_ready(slot); });
     // Recompute overwrites what waiting gradients read: run them now. Else the last ones hide the next layer's first
     // collective.
-    if (delayed == nullptr && options_.recompute >= Recompute::gelu_norm) own.weights.drain();
+    if (delayed == nullptr && options_.recompute >= Recompute::gelu_norm) state.weights.drain();
 }
 
 void Stage::backward_weight(int chunk_index, int micro_batch) { micro_batches_->run_delayed(chunk_index, micro_batch); }

@@ -136,8 +136,8 @@ private:
     template <class Work>
     void use(Direction direction, Work&& work);
     int multiprocessors_beside(Direction direction) const;
-    void head_backward(const MicroBatches::State& own, const floatX* out, const Batch& batch, float dloss);
-    void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& own, const Batch& batch);
+    void head_backward(const MicroBatches::State& state, const floatX* out, const Batch& batch, float dloss);
+    void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& state, const Batch& batch);
     void gradients_begin(int slot) const;
     void gradients_ready(int slot);
 

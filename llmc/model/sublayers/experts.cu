@@ -151,9 +151,9 @@ void Experts::count(const ExpertsActivations& a) const {
 // Gathers rows of tokens, (tokens, C), for the experts that take them, and sends them if experts are dealt out.
 void Experts::to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
     const int C = tools_.sizes.C;
-    floatX* const own = dealt() ? scratch_.own_rows : to;
-    gather_rows(own, from, a.source, tokens * chosen(), tokens, chosen(), C, tools_.stream);
-    if (dealt()) tools_.expert_ranks.dispatch(to, own, C, a.index, tools_.stream);
+    floatX* const local = dealt() ? scratch_.own_rows : to;
+    gather_rows(local, from, a.source, tokens * chosen(), tokens, chosen(), C, tools_.stream);
+    if (dealt()) tools_.expert_ranks.dispatch(to, local, C, a.index, tools_.stream);
 }
 
 // Returns the experts' outputs for the rows of this rank's tokens, in the order of experts.

@@ -188,11 +188,11 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                            dk = accumulator(own.dk, key_sum_, key_sizes(shape, T)),
                            dv = accumulator(own.dv, value_sum_, key_sizes(shape, T));
     auto gradients_at = [&](int step) {
-        const std::size_t turn = static_cast<std::size_t>(step) % 2;
-        if (!reuses_) return key_gradients_[turn].data();
-        ENSURE(reusable.size() >= 2 && reusable[turn].size() >= sizeof(float) * travels, "a ring is given ",
+        const std::size_t index = static_cast<std::size_t>(step) % 2;
+        if (!reuses_) return key_gradients_[index].data();
+        ENSURE(reusable.size() >= 2 && reusable[index].size() >= sizeof(float) * travels, "a ring is given ",
                reusable.size(), " pieces of memory, and needs two of ", sizeof(float) * travels, " bytes");
-        return reinterpret_cast<float*>(reusable[turn].data());
+        return reinterpret_cast<float*>(reusable[index].data());
     };
     copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
     copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);

@@ -25,7 +25,7 @@ bool is_under_way(Activity activity) { return activity == Activity::waits || act
 struct Peer {
     Socket socket;
     std::string host;
-    RankProgress at = {};
+    RankProgress latest = {};
     double heard = 0;    // when its last message came (Impl::clock)
     double quiet = 0;    // seconds of turns that had nothing of it to read, since an error is suspected
     bool gone = false;   // it said goodbye
@@ -193,8 +193,8 @@ struct Watchdog::Impl {
             case beat: {
                 const std::optional<RankProgress> place_now = progress_from(rest);
                 if (!place_now) break;
-                if (place_now->progress != peer.at.progress) last_advance = peer.heard;
-                peer.at = *place_now;
+                if (place_now->progress != peer.latest.progress) last_advance = peer.heard;
+                peer.latest = *place_now;
                 break;
             }
             case goodbye: {
@@ -222,8 +222,9 @@ struct Watchdog::Impl {
     // The peer's last words can be a heartbeat old; this rank's own place shows what waits for it now.
     void declare_lost(int rank, const std::string& how) {
         look_at_own_place();
-        start_abort(text(name_of(rank), " ", how, ", last heard at ", peers[static_cast<std::size_t>(rank)].at.words,
-                         "; rank ", place.rank, " is at ", own.words));
+        start_abort(text(name_of(rank), " ", how, ", last heard at ",
+                         peers[static_cast<std::size_t>(rank)].latest.words, "; rank ", place.rank, " is at ",
+                         own.words));
     }
 
     std::string silent() const { return text("has been silent for ", options.silence_seconds, " s"); }
@@ -258,7 +259,7 @@ struct Watchdog::Impl {
     }
 
     const RankProgress& progress_of(int rank) const {
-        return rank == place.rank ? own : peers[static_cast<std::size_t>(rank)].at;
+        return rank == place.rank ? own : peers[static_cast<std::size_t>(rank)].latest;
     }
 
     // Names the ranks that have nothing under way. Where all have, considers those whose hosts do not wait (all, if
@@ -275,11 +276,11 @@ struct Watchdog::Impl {
                 most = std::max(most, count);
             }
         }
-        auto is_to_blame = [&](const RankProgress& at, int strictness) {
-            if (!all_wait) return !is_under_way(at.activity);
-            if (!all_hosts_wait && at.activity == Activity::waits) return false;
+        auto is_to_blame = [&](const RankProgress& latest, int strictness) {
+            if (!all_wait) return !is_under_way(latest.activity);
+            if (!all_hosts_wait && latest.activity == Activity::waits) return false;
             bool is_waited_for = strictness == 0, waits = false;
-            for (const auto& [group, count] : at.asked_for) {
+            for (const auto& [group, count] : latest.asked_for) {
                 is_waited_for |= count < ends.at(group).second;
                 waits |= count > ends.at(group).first;
             }
@@ -475,19 +476,20 @@ void Watchdog::set_step(std::int64_t step) {
 void Watchdog::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);
     const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
-    const std::string own = error.what();
+    const std::string message = error.what();
     impl_->is_failing = true;
-    impl_->report(own, may_be_consequence);
+    impl_->report(message, may_be_consequence);
     const std::string reason = abort_reason();
-    if (reason.empty() || reason == impl_->failed(own)) return impl_->end_process(own_code, own);
-    if (reason.ends_with(own)) return impl_->end_process(own_code, "");   // another rank has met it too, and says it
+    if (reason.empty() || reason == impl_->failed(message)) return impl_->end_process(own_code, message);
+    if (reason.ends_with(message))
+        return impl_->end_process(own_code, "");   // another rank has met it too, and says it
     // Both are told: who reads only one of them may look for the cause in the wrong place.
-    const bool is_same = own.find(reason) != std::string::npos;
+    const bool is_same = message.find(reason) != std::string::npos;
     const std::string loss = text(reason, "\n  ", impl_->hint());
     impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
-                       is_same              ? own
-                       : may_be_consequence ? text(loss, "\n  what this rank met: ", own)
-                                            : text(own, "\n  besides: ", reason));
+                       is_same              ? message
+                       : may_be_consequence ? text(loss, "\n  what this rank met: ", message)
+                                            : text(message, "\n  besides: ", reason));
 }
 
 bool Watchdog::aborted() const { return impl_->is_aborted; }

@@ -87,13 +87,13 @@ std::vector<Evaluation::Score> Evaluation::scores_of(std::span<const Row> rows, 
 void Evaluation::add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const {
     const Stage& stage = step_.stage();
     std::vector<double> all(2 * sums.size() * static_cast<std::size_t>(stage.data_ranks()));
-    double* const own = all.data() + 2 * sums.size() * static_cast<std::size_t>(stage.data_rank());
+    double* const local = all.data() + 2 * sums.size() * static_cast<std::size_t>(stage.data_rank());
     for (std::size_t b = 0; b < sums.size() && stage.adds_losses(); b++) {
-        own[2 * b] = sums[b].loss;
-        own[2 * b + 1] = sums[b].unlikely;
+        local[2 * b] = sums[b].loss;
+        local[2 * b + 1] = sums[b].unlikely;
     }
     agreement.sum(all);
-    for (std::size_t b = 0; b < sums.size(); b++) sums[b] = {own[2 * b], own[2 * b + 1]};
+    for (std::size_t b = 0; b < sums.size(); b++) sums[b] = {local[2 * b], local[2 * b + 1]};
 }
 
 // Returns all completions of a replica's questions, question by question.

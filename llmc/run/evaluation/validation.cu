@@ -53,11 +53,11 @@ void Validation::count_targets() {
             part.targets = static_cast<double>((part.end - part.begin) * static_cast<std::uint64_t>(tokens_.T()));
             continue;
         }
-        std::int64_t own = 0;
+        std::int64_t local = 0;
         for (std::uint64_t i = part.begin + static_cast<std::uint64_t>(agreement_.rank()); i < part.end; i += ranks) {
-            own += tokens_.count_targets(i);
+            local += tokens_.count_targets(i);
         }
-        part.targets = std::max(agreement_.sum(static_cast<double>(own)), 1.0);
+        part.targets = std::max(agreement_.sum(static_cast<double>(local)), 1.0);
     }
 }
 

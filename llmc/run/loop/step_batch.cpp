@@ -80,9 +80,9 @@ double StepBatch::count_targets(Agreement& agreement) const {
     const auto rank = static_cast<std::uint64_t>(agreement.rank()),
                ranks = static_cast<std::uint64_t>(agreement.ranks());
     const std::uint64_t begin = samples_ * rank / ranks, end = samples_ * (rank + 1) / ranks;
-    std::int64_t own = 0;
-    for (const SampleId& id : loader_.samples(begin, end - begin)) own += of.count_targets(id.window);
-    return std::max(agreement.sum(static_cast<double>(own)), 1.0);
+    std::int64_t local = 0;
+    for (const SampleId& id : loader_.samples(begin, end - begin)) local += of.count_targets(id.window);
+    return std::max(agreement.sum(static_cast<double>(local)), 1.0);
 }
 
 std::string StepBatch::names_of_samples() const {

@@ -9,10 +9,10 @@ Waiting slowest_rank(const MeshShape& mesh, std::span<const double> seconds, dou
     std::vector<double> replicas(static_cast<std::size_t>(mesh.dp));   // time of its last rank
     int rank = 0;
     for (int r = 0; r < mesh.size(); r++) {
-        const double own = seconds[static_cast<std::size_t>(r)];
+        const double time = seconds[static_cast<std::size_t>(r)];
         double& replica = replicas[static_cast<std::size_t>(coordinates_of(mesh, r).dp)];
-        replica = std::max(replica, own);
-        if (own > seconds[static_cast<std::size_t>(rank)]) rank = r;
+        replica = std::max(replica, time);
+        if (time > seconds[static_cast<std::size_t>(rank)]) rank = r;
     }
     double waited = 0;
     for (double replica : replicas) waited += seconds[static_cast<std::size_t>(rank)] - replica;

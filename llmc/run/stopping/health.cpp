@@ -56,8 +56,8 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
     const ParamTable& table = state.storage().table();
     std::vector<TensorLayout> places(state.storage().tensors().begin(), state.storage().tensors().end());
     auto order = [&](const TensorLayout& place) {
-        const int at = table[place.param].unit * table.size() + place.param;
-        return backwards ? INT_MAX - at : at;
+        const int index = table[place.param].unit * table.size() + place.param;
+        return backwards ? INT_MAX - index : index;
     };
     std::sort(places.begin(), places.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
     for (const TensorLayout& place : places) {
@@ -217,9 +217,9 @@ std::string differing_replicas(const std::vector<std::string>& by_rank) {
 }
 
 void check_replicas(int step, const TrainedTensors& tensors, cudaStream_t stream, Agreement& agreement) {
-    const ReplicaHashes own = replica_hashes(tensors, stream);
-    if (differing_replicas(agreement.gather(own.groups)).empty()) return;
-    const std::string differs = differing_replicas(agreement.gather(own.tensors));
+    const ReplicaHashes hashes = replica_hashes(tensors, stream);
+    if (differing_replicas(agreement.gather(hashes.groups)).empty()) return;
+    const std::string differs = differing_replicas(agreement.gather(hashes.tensors));
     throw Error(ErrorKind::resumable, text("--check-replicas: after step ", step, " ", differs),
                 "A device or its memory may be faulty. Resume from a checkpoint, without that device if you can.");
 }
