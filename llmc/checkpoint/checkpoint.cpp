@@ -19,7 +19,7 @@ constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr const char* removed_suffix = ".old";
 constexpr char failed_share = '!';   // first byte of a failed rank's share(); other shares are JSON
-constexpr std::size_t read_piece = std::size_t{1} << 22;
+constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
 
 // Returns the step in a checkpoint's name, or nothing if it is no such name.
 std::optional<int> step_of(const std::string& name) {
@@ -34,10 +34,10 @@ std::optional<int> step_of(const std::string& name) {
 std::string hash_of(const File& file, bool of_64_bits) {
     const std::uint64_t bytes = file.size();
     Hash64 hash;
-    std::vector<std::byte> piece(std::min<std::uint64_t>(bytes, read_piece));
-    for (std::uint64_t at = 0; at < bytes; at += piece.size()) {
-        auto part = std::span(piece).first(std::min<std::uint64_t>(piece.size(), bytes - at));
-        file.read_at(at, part);
+    std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, buffer_bytes));
+    for (std::uint64_t begin = 0; begin < bytes; begin += buffer.size()) {
+        auto part = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - begin));
+        file.read_at(begin, part);
         hash.update(part.data(), part.size());
     }
     return of_64_bits ? hash_to_text(hash.digest()) : hash.digest_128();

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr std::int64_t piece_elements = 1 << 20;   // elements read at once
+constexpr std::int64_t slice_elements = 1 << 20;   // elements read at once
 
 template <class States>
 bool has_weights(const States& states) {
@@ -58,9 +58,9 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     }
 }
 
-// Reads this rank's part of a tensor, piece by piece, and calls use(first, values) with local elements from `first` on.
+// Reads this rank's part of a tensor, slice by slice, and calls use(first, values) with local elements from `first` on.
 template <class T, class Use>
-void read_pieces(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
+void read_slices(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
                  const TensorLayout& place, StateKind kind, Use&& use) {
     const ParamInfo& info = storage.table()[place.param];
     const TensorEntry& entry = file.entry(name + "." + info.name);
@@ -70,8 +70,8 @@ void read_pieces(const SafetensorsFile& file, const std::string& name, const Par
     }
     const std::vector<OwnedRange> ranges = storage.exported_ranges(place, kind);
     const std::int64_t total = storage.padded_elements(place, kind);
-    for (std::int64_t first = 0; first < total; first += piece_elements) {
-        const std::int64_t past = std::min(first + piece_elements, total);
+    for (std::int64_t first = 0; first < total; first += slice_elements) {
+        const std::int64_t past = std::min(first + slice_elements, total);
         std::vector<T> values(static_cast<std::size_t>(past - first), static_cast<T>(0.0f));
         for (const OwnedRange& range : ranges_within(ranges, first, past)) {
             for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
@@ -87,7 +87,7 @@ void read_pieces(const SafetensorsFile& file, const std::string& name, const Par
 
 // Uploads values into a state's part of a tensor, from local element `first` on.
 template <class T>
-void upload_piece(const ModelState<T>& state, const TensorLayout& place, std::int64_t first, std::span<const T> values,
+void upload_slice(const ModelState<T>& state, const TensorLayout& place, std::int64_t first, std::span<const T> values,
                   cudaStream_t stream) {
     const std::int64_t offset = state.storage().tensor_offset(place, state.state()) + first;
     state.unit(place.slot).upload(values, stream, static_cast<std::size_t>(offset));
@@ -98,10 +98,10 @@ void upload_piece(const ModelState<T>& state, const TensorLayout& place, std::in
 void read_as_floats(const SafetensorsFile& file, bool has_masters, const OptimizerState& state,
                     const TensorLayout& place, cudaStream_t stream) {
     auto read = [&]<class T>(const char* name, T) {
-        read_pieces<T>(file, name, *state.storage, place, StateKind::optimizer,
+        read_slices<T>(file, name, *state.storage, place, StateKind::optimizer,
                        [&](std::int64_t first, std::span<const T> values) {
                            const std::vector<float> wide(values.begin(), values.end());
-                           upload_piece<float>(state.values, place, first, wide, stream);
+                           upload_slice<float>(state.values, place, first, wide, stream);
                        });
     };
     if (has_masters) {
@@ -118,14 +118,14 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
     const StateKind kept = tensors.parameters.state();
     const std::int64_t owned = storage.owned_offset(place, kept),
                        owned_end = owned + storage.padded_elements(place, StateKind::optimizer);
-    read_pieces<float>(
+    read_slices<float>(
         file, weights.name, storage, place, kept, [&](std::int64_t first, std::span<const float> values) {
             const std::vector<floatX> rounded(values.begin(), values.end());
-            upload_piece<floatX>(tensors.parameters, place, first, rounded, stream);
+            upload_slice<floatX>(tensors.parameters, place, first, rounded, stream);
             const std::int64_t from = std::max(first, owned),
                                to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);
             if (from >= to) return;
-            upload_piece<float>(
+            upload_slice<float>(
                 weights.values, *weights.find(place.param), from - owned,
                 values.subspan(static_cast<std::size_t>(from - first), static_cast<std::size_t>(to - from)), stream);
         });
@@ -329,9 +329,8 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
     }
     const MeshShape& mesh = storage.place().mesh;
     const bool as_many = saved_data_ranks(files, folder, table) == group_size(mesh, zero_axes);
-    std::optional<SafetensorsFile> first;                      // of the first replica
-    std::optional<SafetensorsFile> of_replica, of_data_rank;   // of this one
-    int unit = -1;                                             // unit whose files are open
+    std::optional<SafetensorsFile> first, of_replica, of_data_rank;   // first: the first replica's; the rest this one's
+    int unit = -1;                                                    // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) {
@@ -353,9 +352,9 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         }
         auto read = [&]<class T>(const SafetensorsFile& from, const std::string& name, const ModelState<T>& state,
                                  const TensorLayout& layout) {
-            read_pieces<T>(from, name, state.storage(), layout, state.state(),
+            read_slices<T>(from, name, state.storage(), layout, state.state(),
                            [&](std::int64_t begin, std::span<const T> values) {
-                               upload_piece<T>(state, layout, begin, values, stream);
+                               upload_slice<T>(state, layout, begin, values, stream);
                            });
         };
         if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);

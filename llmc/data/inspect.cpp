@@ -114,18 +114,19 @@ DocumentCounts count_documents(const std::vector<TokenFile>& shards, std::int64_
     };
     for (const TokenFile& shard : shards) {
         const std::uint64_t whole = (shard.count() - 1) / static_cast<std::uint64_t>(T) * static_cast<std::uint64_t>(T);
-        std::uint64_t at = 0, piece = 0;
-        auto end_piece = [&] { squares += static_cast<double>(piece) * static_cast<double>(std::exchange(piece, 0)); };
+        std::uint64_t position = 0, part = 0;
+        auto end_part = [&] { squares += static_cast<double>(part) * static_cast<double>(std::exchange(part, 0)); };
         shard.for_each_block(vocab_size, [&](std::span<const std::int32_t> block) {
             for (const std::int32_t id : block) {
                 if (id == end_of_text) end_document();
-                if (at < whole && (id == end_of_text || at % static_cast<std::uint64_t>(T) == 0)) end_piece();
-                if (at < whole) piece++;
+                if (position < whole && (id == end_of_text || position % static_cast<std::uint64_t>(T) == 0))
+                    end_part();
+                if (position < whole) part++;
                 document++;
-                at++;
+                position++;
             }
         });
-        end_piece();
+        end_part();
         sequences += whole / static_cast<std::uint64_t>(T);
     }
     end_document();

@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t length_bytes = 8;
 constexpr std::uint64_t longest_header = 100'000'000;   // set by the format
 constexpr std::uint64_t data_alignment = 8;             // headers are padded so that data begins at a multiple
-constexpr std::size_t read_piece = std::size_t{1} << 22;
+constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
 
 struct TypeName {
     TensorType type;
@@ -301,16 +301,16 @@ void SafetensorsFile::read(const TensorEntry& entry, std::uint64_t first, std::s
 template <class T>
 std::vector<T> SafetensorsFile::read_as(const TensorEntry& entry) const {
     std::vector<T> values(static_cast<std::size_t>(entry.elements()));
-    std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(read_piece, entry.bytes())));
+    std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(buffer_bytes, entry.bytes())));
     const std::size_t width = bytes_of(entry.type);
     if (!convert_type<T>(entry.type, {}, values.data())) {
         throw Error(ErrorKind::bad_data, text(path(), ": byte ", entry.offset, ": tensor '", entry.name, "' is ",
                                               name_of(entry.type), ": type not supported here"));
     }
-    for (std::uint64_t first = 0; first < entry.bytes(); first += piece.size()) {
-        const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), entry.bytes() - first));
-        read(entry, first, std::span(piece).first(count));
-        convert_type<T>(entry.type, std::span(piece).first(count), values.data() + first / width);
+    for (std::uint64_t first = 0; first < entry.bytes(); first += buffer.size()) {
+        const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), entry.bytes() - first));
+        read(entry, first, std::span(buffer).first(count));
+        convert_type<T>(entry.type, std::span(buffer).first(count), values.data() + first / width);
     }
     return values;
 }

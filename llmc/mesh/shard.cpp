@@ -30,10 +30,10 @@ int parts_of(const TensorSpec& tensor, std::size_t block, int tp) {
 // Returns elements [begin, end) of a range; its `local_begin` is 0.
 OwnedRange part_of(const OwnedRange& range, std::int64_t begin, std::int64_t end) {
     OwnedRange part{{range.global.element(begin)}, 0, end - begin};
-    const std::int64_t piece = range.global.length;
-    if (piece == 0) return part;
-    const std::int64_t phase = (range.global.phase + begin) % piece;
-    if (phase + part.length <= piece) return part;   // within one piece
+    const std::int64_t length = range.global.length;
+    if (length == 0) return part;
+    const std::int64_t phase = (range.global.phase + begin) % length;
+    if (phase + part.length <= length) return part;   // within one part of a row
     part.global.stride = range.global.stride;
     part.global.length = range.global.length;
     part.global.phase = static_cast<std::uint32_t>(phase);

@@ -50,7 +50,7 @@ void MuonMatrices::find_matrices(AxisSet team) {
     const ParamStorage& storage = stage_.storage();
     const RankLayout& place = storage.place();
     const std::vector<int> members = group_members(place.mesh, place.at, team);
-    std::vector<std::int64_t> taken(members.size(), 0);   // elements of each member's pieces
+    std::vector<std::int64_t> taken(members.size(), 0);   // elements of each member's parts
     for (const TensorLayout& tensor : storage.tensors()) {
         const ParamInfo& info = storage.table()[tensor.param];
         if (!info.orthogonal) continue;
@@ -89,11 +89,11 @@ void MuonMatrices::assign_owners() {
 }
 
 void MuonMatrices::allocate(Arena& arena) {
-    std::int64_t whole = 0, arrived = 0, pieces = 0, largest = 0, square = 0;
+    std::int64_t whole = 0, arrived = 0, parts = 0, largest = 0, square = 0;
     for (Matrix& matrix : matrices_) {
         const bool owns = matrix.owner == rank_;
         for (Part& part : matrix.parts) {
-            if (part.holder == rank_) pieces += room_for(part.count);
+            if (part.holder == rank_) parts += room_for(part.count);
             part.arrived = arrived;
             if (owns && part.holder != rank_) arrived += room_for(part.count);
         }
@@ -107,16 +107,16 @@ void MuonMatrices::allocate(Arena& arena) {
     auto buffer = [&](const char* name, std::int64_t elements) {
         return arena.allocate<floatX>(text("muon/", name), static_cast<std::size_t>(elements));
     };
-    pieces_ = buffer("pieces", pieces);
+    parts_ = buffer("parts", parts);
     other_ = buffer("iterations", largest);
     gram_ = buffer("gram matrix", square);
     polynomial_ = buffer("polynomial", square);
     if (ranks_ == 1) {
-        whole_ = pieces_;   // one part each, in the same order
+        whole_ = parts_;   // one part each, in the same order
         return;
     }
     whole_ = buffer("matrices", whole);
-    arrived_ = buffer("arrived pieces", arrived);
+    arrived_ = buffer("arrived parts", arrived);
     for (const Matrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
         for (const Part& part : matrix.parts) {
@@ -130,27 +130,27 @@ void MuonMatrices::allocate(Arena& arena) {
 
 // Returns the address of a part on this rank, which owns its matrix.
 floatX* MuonMatrices::at_owner(const Part& part) const {
-    return part.holder == rank_ ? pieces_.data() + part.offset : arrived_.data() + part.arrived;
+    return part.holder == rank_ ? parts_.data() + part.offset : arrived_.data() + part.arrived;
 }
 
-floatX* MuonMatrices::piece(int param, int block) const {
+floatX* MuonMatrices::part(int param, int block) const {
     for (const Matrix& matrix : matrices_) {
         if (matrix.param != param || matrix.block != block) continue;
         for (const Part& part : matrix.parts) {
-            if (part.holder == rank_) return pieces_.data() + part.offset;
+            if (part.holder == rank_) return parts_.data() + part.offset;
         }
     }
     return nullptr;
 }
 
-// Sends pieces to the owners of their matrices, or back.
+// Sends parts to the owners of their matrices, or back.
 void MuonMatrices::exchange(bool back) {
     Communicator::Group together(*team_);
     for (const Matrix& matrix : matrices_) {
         for (const Part& part : matrix.parts) {
             const bool owns = matrix.owner == rank_, holds = part.holder == rank_;
             if (owns == holds) continue;   // it is here already, or no concern of this rank
-            floatX* const here = owns ? at_owner(part) : pieces_.data() + part.offset;
+            floatX* const here = owns ? at_owner(part) : parts_.data() + part.offset;
             const int peer = owns ? part.holder : matrix.owner;
             const auto count = static_cast<std::size_t>(part.count);
             if (owns == back) {
@@ -166,7 +166,7 @@ void MuonMatrices::move(bool back) {
     if (moves_->blocks == 0) return;
     Launch where{dim3(blocks_for(moves_->blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
     where.reads(moves_->on_device.data(), moves_->on_device.bytes());
-    for (const DeviceBuffer<floatX>* buffer : {&pieces_, &arrived_, &whole_}) {
+    for (const DeviceBuffer<floatX>* buffer : {&parts_, &arrived_, &whole_}) {
         where.reads(buffer->data(), buffer->bytes());
         if ((buffer == &whole_) != back) where.writes(buffer->data(), buffer->bytes());
     }

@@ -1,7 +1,7 @@
-// Muon's matrices on one rank: which rank orthogonalises which, and how their pieces come together.
+// Muon's matrices on one rank: which rank orthogonalises which, and how their parts come together.
 //
-// Ranks keep pieces of a matrix: a tp shard, and from ZeRO 2 on their ZeRO shard of it; ZeRO-1 leaves matrices whole,
-// each on one of the ZeRO ranks (param_storage.h). Each matrix has one owner in the team of ranks that keep its pieces
+// Ranks keep parts of a matrix: a tp shard, and from ZeRO 2 on their ZeRO shard of it; ZeRO-1 leaves matrices whole,
+// each on one of the ZeRO ranks (param_storage.h). Each matrix has one owner in the team of ranks that keep its parts
 // (the tp ranks under ZeRO 0 and 1, else all of the pipeline stage): dealt out by cost, larger side x smaller side^2,
 // the costliest first, each to the rank with the least so far. Pieces of the normalised direction travel to the owner
 // and come back orthogonal, both times in the parameters' type: for P elements of matrices over n ranks about 4fP/n
@@ -29,7 +29,7 @@ public:
 
     // Returns where this rank's part of a block of rows must be put, and is found again after orthogonalize(); null if
     // it has none.
-    floatX* piece(int param, int block) const;
+    floatX* part(int param, int block) const;
 
     // Orthogonalises all matrices. Collective over the team.
     void orthogonalize();
@@ -37,8 +37,8 @@ public:
 private:
     struct Part {
         int holder;             // rank of the team
-        std::int64_t offset;    // in the holder's pieces
-        std::int64_t arrived;   // in the owner's arrived pieces, if that is another rank
+        std::int64_t offset;    // in the holder's parts
+        std::int64_t arrived;   // in the owner's arrived parts, if that is another rank
         GlobalSpan span;        // its elements of the matrix
         std::int64_t count;
     };
@@ -50,7 +50,7 @@ private:
         std::int64_t elements() const { return static_cast<std::int64_t>(rows) * cols; }
         double cost() const { return static_cast<double>(elements()) * std::min(rows, cols); }
     };
-    struct Moves;   // copies between pieces and whole matrices
+    struct Moves;   // copies between parts and whole matrices
     void find_matrices(AxisSet team);
     void assign_owners();
     void allocate(Arena& arena);
@@ -63,7 +63,7 @@ private:
     Communicator* team_;   // null: this rank alone
     int rank_, ranks_;     // in the team
     std::vector<Matrix> matrices_;
-    DeviceBuffer<floatX> pieces_, arrived_, whole_;    // its parts, others' parts of matrices it owns, these matrices
+    DeviceBuffer<floatX> parts_, arrived_, whole_;     // its parts, others' parts of matrices it owns, these matrices
     DeviceBuffer<floatX> other_, gram_, polynomial_;   // NewtonSchulzScratch
     std::unique_ptr<Moves> moves_;
 };

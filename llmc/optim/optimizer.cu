@@ -28,41 +28,41 @@ std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
     return (rounded_blocks(elements) + replicas - 1) / replicas;
 }
 
-// A tensor's part in a compressed move. `piece`: blocks that each replica averages.
+// A tensor's part in a compressed move. `share`: blocks that each replica averages.
 struct DeltaTensor {
     float* weights;
     const float* begin;
     float* error;
-    std::int64_t count, piece;
-    Int8Block *blocks, *received;   // (R x piece) each
+    std::int64_t count, share;
+    Int8Block *blocks, *received;   // (R x share) each
 };
 
 // Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
-// averages one piece of every tensor for all.
+// averages one share of every tensor for all.
 void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
     const int R = outer.size();
     auto words = [](Int8Block* of) { return reinterpret_cast<std::int32_t*>(of); };
-    auto words_of_piece = [](const DeltaTensor& t) {
-        return static_cast<std::size_t>(t.piece) * words_of_block<Int8Block>();
+    auto words_of_share = [](const DeltaTensor& t) {
+        return static_cast<std::size_t>(t.share) * words_of_block<Int8Block>();
     };
     for (const DeltaTensor& t : tensors) {
-        compress_deltas(t.blocks, R * t.piece, t.error, t.weights, t.begin, t.count, stream);
+        compress_deltas(t.blocks, R * t.share, t.error, t.weights, t.begin, t.count, stream);
     }
     {
         const Communicator::Group together(outer);
         for (const DeltaTensor& t : tensors) {
-            outer.all_to_all(words(t.received), words(t.blocks), words_of_piece(t), stream);
+            outer.all_to_all(words(t.received), words(t.blocks), words_of_share(t), stream);
         }
     }
     for (const DeltaTensor& t : tensors) {
-        const std::int64_t first = outer.rank() * t.piece, before = std::min(first * kRoundedBlock, t.count),
-                           own = std::min(t.piece * kRoundedBlock, t.count - before);
-        average_deltas(t.blocks + first, t.received, t.piece, R, t.error + before, own, stream);
+        const std::int64_t first = outer.rank() * t.share, before = std::min(first * kRoundedBlock, t.count),
+                           own = std::min(t.share * kRoundedBlock, t.count - before);
+        average_deltas(t.blocks + first, t.received, t.share, R, t.error + before, own, stream);
     }
     {
         const Communicator::Group together(outer);
         for (const DeltaTensor& t : tensors) {
-            outer.all_gather(words(t.blocks), words(t.blocks + outer.rank() * t.piece), words_of_piece(t), stream);
+            outer.all_gather(words(t.blocks), words(t.blocks + outer.rank() * t.share), words_of_share(t), stream);
         }
     }
     for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, t.blocks, t.count, stream);
@@ -175,15 +175,15 @@ void Optimizer::make_tables(Arena& arena) {
     tables_->squares = make_norm_table(arena, "optimizer tables/norm", std::move(norm), stream());
 }
 
-// Redirects `range` to write the momentum's direction into MuonMatrices::piece(); returns the range that applies
+// Redirects `range` to write the momentum's direction into MuonMatrices::part(); returns the range that applies
 // the orthogonalised result to the weights.
 UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) const {
     const auto after = std::ranges::upper_bound(first_block_, range.norms);
     const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
-    floatX* const piece = matrices_->piece(param, block);
+    floatX* const direction = matrices_->part(param, block);
     const UpdateRange<floatX> back{.parameter = range.parameter,
                                    .master = range.master,
-                                   .gradient = piece,
+                                   .gradient = direction,
                                    .m = nullptr,
                                    .v = nullptr,
                                    .count = range.count,
@@ -191,7 +191,7 @@ UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) cons
                                    .tensor_key = range.tensor_key,
                                    .span = range.span,
                                    .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
-    range.parameter = piece;
+    range.parameter = direction;
     range.master = nullptr;
     return back;
 }
@@ -302,11 +302,11 @@ void Optimizer::sum_weights_of_replicas() {
             if constexpr (std::is_same_v<T, float>) {
                 std::vector<DeltaTensor>& unit = units[tensor.slot];
                 const auto elements = static_cast<std::int64_t>(count);
-                const std::int64_t R = outer_->size(), piece = delta_blocks_of_one(elements, R);
+                const std::int64_t R = outer_->size(), share = delta_blocks_of_one(elements, R);
                 Int8Block* const blocks =
-                    unit.empty() ? tables_->deltas.data() : unit.back().received + R * unit.back().piece;
+                    unit.empty() ? tables_->deltas.data() : unit.back().received + R * unit.back().share;
                 unit.push_back({weights, state("outer_weights").owned(tensor.param),
-                                state("outer_error").owned(tensor.param), elements, piece, blocks, blocks + R * piece});
+                                state("outer_error").owned(tensor.param), elements, share, blocks, blocks + R * share});
             } else {
                 ENSURE(false, "compressed moves of weights in bf16");
             }

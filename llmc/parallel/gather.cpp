@@ -13,18 +13,18 @@ Gatherer::Gatherer(const ParamStorage& storage, Communicator* group, bool gets, 
     if (place.mesh.pp > 1 && all != nullptr) holder_ = arena.allocate<std::int32_t>("checkpoint/holder", 1);
     const bool cut = group != nullptr && (place.zero_stage > 0 || place.mesh.tp > 1 || place.mesh.ep > 1);
     if (!cut && !crosses) return;
-    piece_ = static_cast<std::size_t>(std::min(storage.largest_owned(), most));
+    slice_ = static_cast<std::size_t>(std::min(storage.largest_owned(), most));
     if (gets || crosses) {
-        const std::size_t size = crosses ? std::max(piece_, crossing_) : piece_;
+        const std::size_t size = crosses ? std::max(slice_, crossing_) : slice_;
         arrived_ = arena.allocate<float>("checkpoint/staging", size);
     }
 }
 
 template <class T>
-const T* Gatherer::fetch_piece(T* own, std::size_t size, int from, int root) const {
+const T* Gatherer::fetch_slice(T* own, std::size_t size, int from, int root) const {
     if (group_ == nullptr || from == root) return own;
     const bool wanted = root == everywhere || root == rank();
-    ENSURE(size <= piece_ && (!wanted || arrived_.size() >= size), "no buffer to gather with");
+    ENSURE(size <= slice_ && (!wanted || arrived_.size() >= size), "no buffer to gather with");
     T* data = rank() == from ? own : reinterpret_cast<T*>(arrived_.data());
     if (root == everywhere) {
         group_->broadcast(data, size, from, stream_);
@@ -79,18 +79,18 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
         theirs.at.pp = place.at.pp;
         const std::vector<OwnedRange> ranges = owned_ranges(tensor, theirs, kept);
         const std::int64_t end = ranges.empty() ? 0 : ranges.back().local_begin + ranges.back().length;
-        const std::int64_t piece = from == to ? std::int64_t{1} << 20 : static_cast<std::int64_t>(piece_);
-        for (std::int64_t begin = 0; begin < end; begin += piece) {
-            const auto size = static_cast<std::size_t>(std::min(piece, end - begin));
-            const T* data = fetch_piece(local + begin, size, from, to);
+        const std::int64_t slice = from == to ? std::int64_t{1} << 20 : static_cast<std::int64_t>(slice_);
+        for (std::int64_t begin = 0; begin < end; begin += slice) {
+            const auto size = static_cast<std::size_t>(std::min(slice, end - begin));
+            const T* data = fetch_slice(local + begin, size, from, to);
             if (!wanted) continue;
-            copy_piece(values, data, size, ranges_within(ranges, begin, begin + static_cast<std::int64_t>(size)));
+            copy_slice(values, data, size, ranges_within(ranges, begin, begin + static_cast<std::int64_t>(size)));
         }
     }
 }
 
 template <class T>
-void Gatherer::copy_piece(std::span<T> values, const T* data, std::size_t size,
+void Gatherer::copy_slice(std::span<T> values, const T* data, std::size_t size,
                           const std::vector<OwnedRange>& ranges) const {
     auto download = [&](T* to, const T* from, std::int64_t count) {
         CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), cudaMemcpyDefault, stream_));

@@ -238,11 +238,11 @@ template <class T>
 void Communicator::all_to_all(T* out, const T* in, std::size_t n, cudaStream_t stream) {
     Group group(*this);
     for (int r = 0; r < size_; r++) {
-        const std::size_t piece = static_cast<std::size_t>(r) * n;
-        send(in + piece, n, r, stream);
-        receive(out + piece, n, r, stream);
+        const std::size_t offset = static_cast<std::size_t>(r) * n;
+        send(in + offset, n, r, stream);
+        receive(out + offset, n, r, stream);
     }
-    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // a rank's own piece does not travel
+    traffic_.point_to_point -= static_cast<double>(n * sizeof(T));   // a rank's own part does not travel
 }
 
 #define INSTANTIATE(T)                                                                      \

@@ -170,12 +170,12 @@ FrameReader::State FrameReader::read(const Socket& socket, std::uint32_t longest
             wanted += length;
             if (bytes_.size() == wanted) return State::whole;
         }
-        char piece[1 << 14];
-        const ssize_t n = ::recv(socket.fd(), piece, std::min(sizeof piece, wanted - bytes_.size()), MSG_DONTWAIT);
+        char buffer[1 << 14];
+        const ssize_t n = ::recv(socket.fd(), buffer, std::min(sizeof buffer, wanted - bytes_.size()), MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return State::partial;
         if (n <= 0) return State::lost;
-        bytes_.append(piece, static_cast<std::size_t>(n));
+        bytes_.append(buffer, static_cast<std::size_t>(n));
     }
 }
 

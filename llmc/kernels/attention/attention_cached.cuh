@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     __shared__ float scaled_query[kLargestHead], scores[kCachedKeys];
     alignas(16) __shared__ float sums[kCachedThreads * 8];
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    const int pieces = a.HS / 8, groups = max(1, threads / pieces);
+    const int eights = a.HS / 8, groups = max(1, threads / eights);
     const std::int64_t row = std::int64_t{a.NH} * a.HS, kv_row = row / a.group, token = row + 2 * kv_row;
     const int query = static_cast<int>(blockIdx.y), position = a.first + query;
     const AttentionMask mask = a.mask();
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     const Real* const kv_head = a.qkv + row + static_cast<std::int64_t>(blockIdx.x) / a.group * a.HS;
     const PacketExtent extent{a.HS};
 
-    for (int piece = thread; piece < pieces; piece += threads) {
-        const Vec8<float> q = to_floats(load8(head + position * token, piece * 8, extent));
+    for (int eight = thread; eight < eights; eight += threads) {
+        const Vec8<float> q = to_floats(load8(head + position * token, eight * 8, extent));
 #pragma unroll
-        for (int c = 0; c < 8; c++) scaled_query[piece * 8 + c] = q[c] * scale;
+        for (int c = 0; c < 8; c++) scaled_query[eight * 8 + c] = q[c] * scale;
     }
-    for (int unit = thread; unit < groups * pieces; unit += threads) store_packets(&sums[unit * 8], Vec8<float>{});
+    for (int unit = thread; unit < groups * eights; unit += threads) store_packets(&sums[unit * 8], Vec8<float>{});
 
     float largest = -std::numeric_limits<float>::infinity(), total = 0.0f;
     for (int begin = mask.begin(query); begin < end; begin += kCachedKeys) {
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         float own_largest = largest;
         for (int j = thread; j < count; j += threads) {
             Vec8<float> dot = {};
-            for (int piece = 0; piece < pieces; piece++) {
-                const Vec8<float> k = to_floats(load8(keys + j * token, piece * 8, extent));
+            for (int eight = 0; eight < eights; eight++) {
+                const Vec8<float> k = to_floats(load8(keys + j * token, eight * 8, extent));
 #pragma unroll
-                for (int c = 0; c < 8; c++) dot[c] = fmaf(scaled_query[piece * 8 + c], k[c], dot[c]);
+                for (int c = 0; c < 8; c++) dot[c] = fmaf(scaled_query[eight * 8 + c], k[c], dot[c]);
             }
             scores[j] = sum8(dot);
             own_largest = fmaxf(own_largest, scores[j]);
@@ -92,13 +92,13 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
         total = total * kept + block_sum(own_total);
         largest = now_largest;
 
-        for (int unit = thread; unit < groups * pieces; unit += threads) {
-            const int piece = unit % pieces;
+        for (int unit = thread; unit < groups * eights; unit += threads) {
+            const int eight = unit % eights;
             Vec8<float> sum = load_packets<8>(&sums[unit * 8]);
 #pragma unroll
             for (int c = 0; c < 8; c++) sum[c] *= kept;
-            for (int j = unit / pieces; j < count; j += groups) {
-                const Vec8<float> v = to_floats(load8(values + j * token, piece * 8, extent));
+            for (int j = unit / eights; j < count; j += groups) {
+                const Vec8<float> v = to_floats(load8(values + j * token, eight * 8, extent));
                 const float weight = scores[j];
 #pragma unroll
                 for (int c = 0; c < 8; c++) sum[c] = fmaf(weight, v[c], sum[c]);
@@ -108,16 +108,16 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     }
     __syncthreads();
     Real* const out = a.out + query * row + static_cast<std::int64_t>(blockIdx.x) * a.HS;
-    for (int piece = thread; piece < pieces; piece += threads) {
+    for (int eight = thread; eight < eights; eight += threads) {
         Vec8<float> sum = {};
         for (int group = 0; group < groups; group++) {
-            const Vec8<float> part = load_packets<8>(&sums[(group * pieces + piece) * 8]);
+            const Vec8<float> part = load_packets<8>(&sums[(group * eights + eight) * 8]);
 #pragma unroll
             for (int c = 0; c < 8; c++) sum[c] += part[c];
         }
 #pragma unroll
         for (int c = 0; c < 8; c++) sum[c] /= total;
-        store8(out, piece * 8, extent, round_to<Real>(sum));
+        store8(out, eight * 8, extent, round_to<Real>(sum));
     }
 }
 

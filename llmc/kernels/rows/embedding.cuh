@@ -62,18 +62,18 @@ void embedding_backward(const EmbeddingBackward<Real, Grad>& args, cudaStream_t 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Row and column of this thread in element-wise work over (rows, C), with rows padded to whole pieces of eight.
+// Row and column of this thread in element-wise work over (rows, C), with rows padded to whole eights.
 struct RowAndColumn {
     int row, column;
 };
 __device__ __forceinline__ RowAndColumn thread_row_and_column(int C, unsigned block) {
-    const unsigned piece = block * kElementwiseThreads + threadIdx.x, pieces = static_cast<unsigned>(C + 7) / 8;
-    return {static_cast<int>(piece / pieces), static_cast<int>(piece % pieces * 8)};
+    const unsigned eight = block * kElementwiseThreads + threadIdx.x, eights = static_cast<unsigned>(C + 7) / 8;
+    return {static_cast<int>(eight / eights), static_cast<int>(eight % eights * 8)};
 }
 inline std::int64_t padded_elements(std::int64_t rows, int C) {
-    const std::int64_t pieces = rows * ((C + 7) / 8);
-    ENSURE(pieces < (std::int64_t{1} << 31), rows, " rows of C=", C, " are more than one launch can cover");
-    return pieces * 8;
+    const std::int64_t eights = rows * ((C + 7) / 8);
+    ENSURE(eights < (std::int64_t{1} << 31), rows, " rows of C=", C, " are more than one launch can cover");
+    return eights * 8;
 }
 
 template <class Real>

@@ -57,11 +57,11 @@ __device__ inline float rotary_frequency(int i, int HS, float log2_theta, const 
 // A thread rotates eight pairs of a row in all its heads, because their angles are the same.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real> a, float log2_theta) {
-    const int pieces = a.HS / 16;
+    const int eights = a.HS / 16;
     const std::int64_t unit = std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
-    const std::int64_t row = unit / pieces;
+    const std::int64_t row = unit / eights;
     if (row >= a.rows) return;
-    const int first = static_cast<int>(unit % pieces) * 8;
+    const int first = static_cast<int>(unit % eights) * 8;
     const auto position = static_cast<float>(a.positions.of_row(a.first_row + row, a.T));
     Vec8<float> c, s;
     for (int k = 0; k < 8; k++) {

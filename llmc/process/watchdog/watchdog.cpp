@@ -476,20 +476,19 @@ void Watchdog::set_step(std::int64_t step) {
 void Watchdog::leave(const std::exception& error) {
     const int own_code = exit_code_of(error);
     const bool may_be_consequence = own_code == static_cast<int>(ErrorKind::resumable);
-    const std::string message = error.what();
+    const std::string met = error.what();
     impl_->is_failing = true;
-    impl_->report(message, may_be_consequence);
+    impl_->report(met, may_be_consequence);
     const std::string reason = abort_reason();
-    if (reason.empty() || reason == impl_->failed(message)) return impl_->end_process(own_code, message);
-    if (reason.ends_with(message))
-        return impl_->end_process(own_code, "");   // another rank has met it too, and says it
+    if (reason.empty() || reason == impl_->failed(met)) return impl_->end_process(own_code, met);
+    if (reason.ends_with(met)) return impl_->end_process(own_code, "");   // another rank has met it too, and says it
     // Both are told: who reads only one of them may look for the cause in the wrong place.
-    const bool is_same = message.find(reason) != std::string::npos;
+    const bool is_same = met.find(reason) != std::string::npos;
     const std::string loss = text(reason, "\n  ", impl_->hint());
     impl_->end_process(may_be_consequence ? static_cast<int>(impl_->abort_kind.load()) : own_code,
-                       is_same              ? message
-                       : may_be_consequence ? text(loss, "\n  what this rank met: ", message)
-                                            : text(message, "\n  besides: ", reason));
+                       is_same              ? met
+                       : may_be_consequence ? text(loss, "\n  what this rank met: ", met)
+                                            : text(met, "\n  besides: ", reason));
 }
 
 bool Watchdog::aborted() const { return impl_->is_aborted; }

@@ -39,10 +39,10 @@ double Agreement::sum(double own) {
 void Agreement::sum(std::span<double> values) {
     if (all_ == nullptr) return;
     for (std::size_t begin = 0; begin < values.size(); begin += values_at_once) {
-        const std::span<double> piece = values.subspan(begin, std::min(values_at_once, values.size() - begin));
-        sums_.upload(piece, stream_);
-        all_->all_reduce(sums_.data(), piece.size(), ReduceOp::sum, stream_);
-        std::ranges::copy(sums_.download(stream_, 0, piece.size()), piece.begin());
+        const std::span<double> slice = values.subspan(begin, std::min(values_at_once, values.size() - begin));
+        sums_.upload(slice, stream_);
+        all_->all_reduce(sums_.data(), slice.size(), ReduceOp::sum, stream_);
+        std::ranges::copy(sums_.download(stream_, 0, slice.size()), slice.begin());
         if (world_) world_->synchronised();
     }
 }

@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr std::size_t piece_elements = std::size_t{1} << 20;   // elements on the host at once
+constexpr std::size_t slice_elements = std::size_t{1} << 20;   // elements on the host at once
 
 // Returns this rank's part of a tensor, on the device.
 template <class T>
@@ -24,23 +24,23 @@ std::span<const T> kept(const ModelState<T>& state, const TensorLayout& place) {
     return {state.unit(place.slot).data() + begin, count};
 }
 
-// Copies values to the host piece by piece, and calls use(piece) with each.
+// Copies values to the host slice by slice, and calls use(slice) with each.
 template <class T, class Use>
-void download_pieces(std::span<const T> values, cudaStream_t stream, Use&& use) {
-    std::vector<T> piece;
-    for (; !values.empty(); values = values.subspan(piece.size())) {
-        piece.resize(std::min(piece_elements, values.size()));
-        CUDA_CHECK(cudaMemcpyAsync(piece.data(), values.data(), piece.size() * sizeof(T), cudaMemcpyDefault, stream));
+void download_slices(std::span<const T> values, cudaStream_t stream, Use&& use) {
+    std::vector<T> slice;
+    for (; !values.empty(); values = values.subspan(slice.size())) {
+        slice.resize(std::min(slice_elements, values.size()));
+        CUDA_CHECK(cudaMemcpyAsync(slice.data(), values.data(), slice.size() * sizeof(T), cudaMemcpyDefault, stream));
         wait_for(stream);
-        use(piece);
+        use(slice);
     }
 }
 
 template <class T>
 std::ptrdiff_t not_finite(std::span<const T> values, cudaStream_t stream) {
     std::ptrdiff_t found = 0;
-    download_pieces(values, stream, [&](const std::vector<T>& piece) {
-        found += std::ranges::count_if(piece, [](T value) { return !std::isfinite(static_cast<float>(value)); });
+    download_slices(values, stream, [&](const std::vector<T>& slice) {
+        found += std::ranges::count_if(slice, [](T value) { return !std::isfinite(static_cast<float>(value)); });
     });
     return found;
 }
@@ -95,7 +95,7 @@ void add_hashes(std::string& lines, GroupHashes& groups, const std::string& what
         }
         const T* const begin = part_of == state.state() ? state.tensor(place.param) : state.owned(place.param);
         const auto count = static_cast<std::size_t>(storage.padded_elements(place, part_of));
-        download_pieces(std::span(begin, count), stream, [&](const std::vector<T>& values) {
+        download_slices(std::span(begin, count), stream, [&](const std::vector<T>& values) {
             content.update(values.data(), values.size() * sizeof(T));
         });
         const ParamInfo& info = storage.table()[place.param];
