@@ -56,8 +56,8 @@ void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& o
     }
     for (const DeltaTensor& t : tensors) {
         const std::int64_t first = outer.rank() * t.share, before = std::min(first * kRoundedBlock, t.count),
-                           own = std::min(t.share * kRoundedBlock, t.count - before);
-        average_deltas(t.blocks + first, t.received, t.share, R, t.error + before, own, stream);
+                           elements = std::min(t.share * kRoundedBlock, t.count - before);
+        average_deltas(t.blocks + first, t.received, t.share, R, t.error + before, elements, stream);
     }
     {
         const Communicator::Group together(outer);

@@ -120,15 +120,15 @@ void MlpScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
 
 void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
     const bool dealt = sizes.ep > 1;
-    const std::int64_t Rr = sizes.residual_rows(), own = Rr * sizes.model.experts_per_token(),
+    const std::int64_t Rr = sizes.residual_rows(), assignments = Rr * sizes.model.experts_per_token(),
                        M = sizes.most_expert_rows(), F = sizes.model.expert_width(), S = sizes.model.shared_experts * F;
     visitor(out, {.name = "expert_rows", .elements = M * sizes.C, .forward_too = true});
     visitor(dactivated, {.name = "expert_dact", .elements = std::max(M * F, Rr * S)});
-    visitor(dweight, {.name = "expert_dweight", .elements = own});
+    visitor(dweight, {.name = "expert_dweight", .elements = assignments});
     visitor(losses, {.name = "router_losses", .elements = 2 * Rr});
     visitor(all_offsets, {.name = "all_offsets", .elements = sizes.model.experts + 1, .forward_too = true});
-    visitor(own_rows, {.name = "own_rows", .elements = dealt ? own * sizes.C : 0, .forward_too = true});
-    visitor(own_values, {.name = "own_values", .elements = dealt ? own : 0, .forward_too = true});
+    visitor(own_rows, {.name = "own_rows", .elements = dealt ? assignments * sizes.C : 0, .forward_too = true});
+    visitor(own_values, {.name = "own_values", .elements = dealt ? assignments : 0, .forward_too = true});
     visitor(held_dweight, {.name = "held_dweight", .elements = dealt ? M : 0});
     visitor(counts,
             {.name = "expert_counts", .elements = dealt ? sizes.ep * sizes.model.experts : 0, .forward_too = true});
