@@ -135,7 +135,7 @@ TEST_CASE("plan: the table's rates of matmuls and attention, by size, are near t
     }
     CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 768 * 768) / scale == Approx(524).epsilon(0.05));
     CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 2304 * 768) / scale == Approx(611).epsilon(0.05));
-    CHECK(1e-12 * machine.matmul_per_second(2.0 * 8192 * 8192 * 8192) / scale == Approx(794.5));
+    CHECK(1e-12 * machine.matmul_per_second(2.0 * 8192 * 8192 * 8192) / scale == Approx(794.5).epsilon(1e-3));
     Machine plain = machine;   // as measured machines are: at one shape
     plain.attention_tokens = plain.attention_channels = 0;
     CHECK(plain.attention_rate(77, 32) == plain.attention_per_second);
