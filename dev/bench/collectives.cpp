@@ -272,6 +272,8 @@ void set_links(Machine& machine, const std::vector<CollectiveTime>& times) {
             if (part[0].operation == "all_reduce") {
                 const double best = std::ranges::max_element(part, {}, &CollectiveTime::bus_bandwidth)->bus_bandwidth();
                 link->bytes_per_second = fit.bytes_per_second > 0 ? fit.bytes_per_second : best;
+                // over hosts the group is of all ranks, and leaves each host by the links of all of its ranks
+                if (!inside) link->bytes_per_second /= std::min(first->ranks, machine.devices_per_node);
             }
         }
     }

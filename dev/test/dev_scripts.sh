@@ -87,6 +87,35 @@ has torch transformers tokenizers &&
     runs ' 0 differ' python3 dev/reference/random_configs.py "$fp32" "$tokenize" --models 12
 script=evaluations.py
 has torch transformers tokenizers && runs '^0 differ' python3 dev/reference/evaluations.py "$fp32" "$tokenize"
+# published_steps.py finds again the share of the device's speeds by which made rows are slower, and says what it leaves out
+published=(python3 dev/reference/published_steps.py --train-gpt "$BUILD/cpu-bf16/train_gpt")
+python3 - "$work/steps.json" <<'END'
+import json, sys
+row = {"source_key": "made", "gpu": "H100", "gpus": 1, "precision": "bf16", "seq_len": 1024, "flops_convention": None}
+rows = []
+for i in range(9):
+    model = {"name": "made", "layers": 2 + i % 3, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 50304}
+    layout = {"dp": 1, "recompute": "full" if i < 6 else "none"}
+    rows.append({**row, "id": f"m{i}", "model": model, "layout": layout, "micro_batch": 4, "global_batch": 4 + 4 * (i % 2), "measured": {"step_s": 1}})
+rows[8] = {**rows[8], "precision": "fp8"}
+json.dump(rows, open(sys.argv[1], "w"))
+END
+runs '^9 rows, 8 planned, 0 of them to fit, 8 judged$' "${published[@]}" "$work/steps.json" --write "$work/planned.json" --share 0.5
+check "what is not judged is said" grep -qx ' *1 not judged: matmuls in 8 bits' "$work/out"
+python3 - "$work/steps.json" "$work/planned.json" <<'END'
+import json, sys
+rows, planned = (json.load(open(path)) for path in sys.argv[1:])
+for row in rows[:8]:
+    row["measured"]["step_s"] = planned[row["id"]]
+json.dump(rows, open(sys.argv[1], "w"))
+END
+runs '^  made, H100: 0\.(49|50)[0-9]*$' "${published[@]}" "$work/steps.json"
+check "its errors are small" grep -qE '^all: +5 rows +mean \|error\| +[01]\.[0-9]% ' "$work/out"
+check "the better layout of each pair is found" grep -qE 'is found in ([0-9]+) of \1 pairs, 100%$' "$work/out"
+runs '^SKIPPED dev/reference/published_steps.py: no file of published steps' env -u PUBLISHED_STEPS "${published[@]}"
+steps=${PUBLISHED_STEPS:-../shared/data/published_steps.json}
+runs '^(all: .* mean error|SKIPPED dev/reference/published_steps.py: )' "${published[@]}" "$steps" --only llm_c,llmq,tinyllama
+grep -a ^SKIPPED "$work/out"
 script=pytorch_step.py
 has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
 runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1

@@ -224,7 +224,7 @@ private:
         }
         const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // between the chunks of an operation
         layer.forward += 4 * pauses, last += pauses;
-        const double attention = 4 * pairs() / machine_.attention_per_second;
+        const double attention = 4 * pairs() / attention_rate(o_, config_, machine_);
         layer.flops += 14 * pairs();
         layer.forward += attention + machine_.kernel_seconds;
         layer.input += 2.5 * attention + machine_.kernel_seconds;
@@ -329,10 +329,11 @@ private:
         const double s = static_cast<double>(rows_) * sizes_.NH * sizes_.HS, kv = s * sizes_.KV / sizes_.NH;
         const int nodes = nodes_of(mesh_.cp, mesh_.tp);
         const double speed = machine_.link(nodes).bytes_per_second;
-        const double exchanged = 2 * 2 * (s + kv) * (u - 1) / u * kElement;
+        const double exchanged = 2 * 2 * (s + kv) * (u - 1) / u * kElement,
+                     exchange = machine_.all_to_all_seconds(exchanged, u, nodes_of(u, mesh_.tp));
         const double ring_forward = 2 * (n - 1) * kv * kElement, ring_backward = ring_forward + 2 * (n - 1) * kv * 4;
         layer.context_bytes = exchanged + ring_forward + ring_backward;
-        layer.context_exposed = exchanged / speed + std::max(0.0, ring_forward / speed - attention * (n - 1) / n) +
+        layer.context_exposed = exchange + std::max(0.0, ring_forward / speed - attention * (n - 1) / n) +
                                 std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
     }
 
@@ -343,8 +344,8 @@ private:
         const int backward =
             2 + (o_.recompute == Recompute::block ? 1 : 0) + (o_.pp_schedule == PipelineKind::zero_bubble ? 1 : 0);
         const double bytes = residual_rows() * chosen() * sizes_.C * kElement * (mesh_.ep - 1) / mesh_.ep;
-        const Link& link = machine_.link(nodes_of(mesh_.ep, 1));
-        const double one = link.seconds + bytes / link.bytes_per_second;
+        const int nodes = nodes_of(mesh_.ep, 1);
+        const double one = machine_.link(nodes).seconds + machine_.all_to_all_seconds(bytes, mesh_.ep, nodes);
         layer.expert_bytes = (2 + backward) * bytes;
         layer.expert_forward = 2 * one, layer.expert_backward = backward * one;
     }
@@ -358,7 +359,7 @@ private:
             const double travel = bytes / machine_.link(nodes).bytes_per_second;
             GroupTime& group = result.groups[name];   // experts may be dealt out to the ranks of another axis
             group.size = {ranks, nodes};
-            group.bytes += bytes, group.seconds += std::max(seconds, travel), group.exposed += exposed;
+            group.bytes += bytes, group.seconds += seconds > 0 ? seconds : travel, group.exposed += exposed;
         };
         add("tp", mesh_.tp, 1, layers * layer.tensor_bytes, layers * layer.tensor_exposed(),
             layers * layer.tensor_seconds);

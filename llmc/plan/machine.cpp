@@ -36,8 +36,15 @@ constexpr Gpu kGpus[] = {
     {"A100-PCIe", "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed",
      252.9, 1486, 79.3, 108, 20, 10},
 };
-// cuDNN's causal forward with heads of 64 at 1,024 tokens, measured on an H200: 291 TFLOP/s.
-constexpr double kAttentionShare = 291 / 794.5;
+// bf16 on an H200 (docs/performance.md). Matmuls: means of the library's products of GPT-2 124M and 1558M of these
+// sizes, as shares of the fastest one; a slower card reaches the same share with as much less work. Attention: cuDNN's
+// causal forward and backward together, at 1,024 and 4,096 tokens, heads of 64 and 128.
+struct MatmulShare {
+    double flops, share;
+};
+constexpr MatmulShare kMatmulShares[] = {{1.9e10, 0.67}, {6e10, 0.78}, {2.5e11, 0.88}, {1.1e12, 1}};
+constexpr double kMatmulTflopsOfShares = 794.5;
+constexpr double kAttentionShare = 961 / 794.5, kAttentionTokens = 452, kAttentionChannels = 129;
 // Estimates without a source: the gap between two kernels of a stream, and a message's latency.
 constexpr double kKernelSeconds = 2e-6, kIntraSeconds = 4e-6, kInterSeconds = 14e-6;
 
@@ -67,6 +74,21 @@ double Machine::best_matmul() const {
     return std::ranges::max_element(matmul, {}, &MatmulRate::per_second)->per_second;
 }
 
+double Machine::attention_rate(double tokens, double head_size) const {
+    return attention_per_second * tokens / (tokens + attention_tokens) * head_size / (head_size + attention_channels);
+}
+
+double Machine::collective_bytes_per_second(int ranks, int nodes) const {
+    if (nodes == 1) return intra.bytes_per_second;
+    return std::min(intra.bytes_per_second, inter.bytes_per_second * ranks / nodes);
+}
+
+double Machine::all_to_all_seconds(double bytes, int ranks, int nodes) const {
+    if (ranks == 1) return 0;
+    const double own = static_cast<double>(ranks) / nodes, inside = (own - 1) / (ranks - 1);   // share that stays
+    return std::max(bytes * inside / intra.bytes_per_second, bytes * (1 - inside) / inter.bytes_per_second);
+}
+
 double Machine::seconds_of(double flops, double bytes) const {
     const double arithmetic = flops > 0 ? flops / matmul_per_second(flops) : 0;
     return kernel_seconds + std::max(arithmetic, bytes / copy_bytes_per_second);
@@ -86,10 +108,17 @@ Machine known_machine(const std::string& name) {
         // fp32 reaches the same share of its data sheet
         const double bf16_peak = data_sheet_flops(device_name(name), DType::bf16, false).value(),
                      peak = data_sheet_flops(device_name(name), dtype_of<floatX>, false).value();
+        std::vector<MatmulRate> matmul;
+        for (const MatmulShare& measured : kMatmulShares) {
+            matmul.push_back({measured.flops * gpu.matmul_tflops / kMatmulTflopsOfShares,
+                              measured.share * gpu.matmul_tflops * 1e12 * peak / bf16_peak});
+        }
         return {.name = gpu.name,
                 .source = gpu.source,
-                .matmul = {{0, gpu.matmul_tflops * 1e12 * peak / bf16_peak}},
+                .matmul = matmul,
                 .attention_per_second = kAttentionShare * gpu.matmul_tflops * 1e12 * peak / bf16_peak,
+                .attention_tokens = kAttentionTokens,
+                .attention_channels = kAttentionChannels,
                 .copy_bytes_per_second = gpu.copy_gbs * 1e9,
                 .kernel_seconds = kKernelSeconds,
                 .memory_bytes = gpu.memory_gib * (1 << 30),
@@ -111,6 +140,8 @@ Json to_json(const Machine& m) {
                          {"source", m.source},
                          {"matmul", Json::array(rates)},
                          {"attention_per_second", m.attention_per_second},
+                         {"attention_tokens", m.attention_tokens},
+                         {"attention_channels", m.attention_channels},
                          {"copy_bytes_per_second", m.copy_bytes_per_second},
                          {"kernel_seconds", m.kernel_seconds},
                          {"memory_bytes", m.memory_bytes},
@@ -129,6 +160,8 @@ Machine machine_from(const Json& json) {
         m.matmul.push_back({rate.at("flops").as_number(), rate.at("per_second").as_number()});
     }
     m.attention_per_second = json.at("attention_per_second").as_number();
+    auto optional = [&](std::string_view key) { return json.contains(key) ? json.at(key).as_number() : 0; };
+    m.attention_tokens = optional("attention_tokens"), m.attention_channels = optional("attention_channels");
     m.copy_bytes_per_second = json.at("copy_bytes_per_second").as_number();
     m.kernel_seconds = json.at("kernel_seconds").as_number();
     m.memory_bytes = json.at("memory_bytes").as_number();

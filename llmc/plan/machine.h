@@ -21,12 +21,13 @@ struct MatmulRate {
 
 struct Machine {
     std::string name, source;
-    std::vector<MatmulRate> matmul;     // by size, ascending; interpolated between two sizes, the nearest beyond them
-    double attention_per_second = 0;    // FLOPs per second, counting the pairs that a causal mask leaves
-    double copy_bytes_per_second = 0;   // bytes read plus bytes written
-    double kernel_seconds = 0;          // gap between two kernels of a stream
-    double memory_bytes = 0;            // per device
-    int multiprocessors = 0;            // 0: communication slows nothing down
+    std::vector<MatmulRate> matmul;    // by size, ascending; interpolated between two sizes, the nearest beyond them
+    double attention_per_second = 0;   // FLOPs per second, counting the pairs that a causal mask leaves, at most
+    double attention_tokens = 0, attention_channels = 0;   // sequence and head at which half is reached; 0: any
+    double copy_bytes_per_second = 0;                      // bytes read plus bytes written
+    double kernel_seconds = 0;                             // gap between two kernels of a stream
+    double memory_bytes = 0;                               // per device
+    int multiprocessors = 0;                               // 0: communication slows nothing down
     int devices_per_node = 8;
     Link intra, inter;       // inside a node, and between nodes
     double peak_flops = 0;   // divisor of MFU: the data sheet's, dense; 0: the fastest matmul's
@@ -35,8 +36,15 @@ struct Machine {
     // Seconds of an operation that moves `bytes` of device memory and does `flops` in matmuls: the longer of the two.
     double seconds_of(double flops, double bytes) const;
     double best_matmul() const;
+    // FLOPs per second of attention, forward and backward together.
+    double attention_rate(double tokens, double head_size) const;
     double mfu_peak() const { return peak_flops > 0 ? peak_flops : best_matmul(); }
     const Link& link(int nodes) const { return nodes > 1 ? inter : intra; }
+    // Bytes that each rank of a collective sends per second. NCCL makes as many rings as a node has ranks of the group,
+    // and each leaves the node by another rank's link.
+    double collective_bytes_per_second(int ranks, int nodes) const;
+    // Seconds in which a rank sends `bytes` in equal parts to all others of its group, over both of its links at once.
+    double all_to_all_seconds(double bytes, int ranks, int nodes) const;
 };
 
 // Returns a line per GPU of the table, with its sources.

@@ -60,7 +60,7 @@ TEST_CASE("plan: a collective's protocol is that of its size, on a machine's own
     Machine machine = known_machine("H100");
     machine.intra = {300e9, 2 * 3.4e-6}, machine.inter = {40e9, 14e-6};   // hops twice as long as NCCL's, and as long
     auto over = [&](double bytes, int nodes, int passes) {   // microseconds beyond those of the bytes themselves
-        const double own = bytes / machine.link(nodes).bytes_per_second;
+        const double own = bytes / machine.collective_bytes_per_second(8 * nodes, nodes);
         return 1e6 * (collective_seconds(machine, {8 * nodes, nodes}, bytes, passes) - own);
     };
     for (const int passes : {1, 2}) {
@@ -79,6 +79,67 @@ TEST_CASE("plan: a collective's protocol is that of its size, on a machine's own
         CHECK(now >= before);
         before = now;
     }
+}
+
+TEST_CASE(
+    "plan: a collective over nodes leaves each of them by all of its ranks' links, as far as those inside carry it") {
+    Machine machine = known_machine("H100");
+    machine.intra.bytes_per_second = 300e9, machine.inter.bytes_per_second = 25e9;
+    CHECK(machine.collective_bytes_per_second(8, 1) == Approx(300e9));
+    CHECK(machine.collective_bytes_per_second(64, 8) == Approx(8 * 25e9));
+    CHECK(machine.collective_bytes_per_second(32, 8) == Approx(4 * 25e9));   // tp 2: the others are of other groups
+    CHECK(machine.collective_bytes_per_second(8, 8) == Approx(25e9));
+    machine.inter.bytes_per_second = 50e9;
+    CHECK(machine.collective_bytes_per_second(64, 8) == Approx(300e9));
+    CHECK(collective_seconds(machine, {64, 8}, 30e9, 1) == Approx(0.1).epsilon(0.01));
+}
+
+TEST_CASE("plan: of what a rank sends to all others, only those on other nodes get it over the link between nodes") {
+    Machine machine = known_machine("H100");
+    machine.intra.bytes_per_second = 350e9, machine.inter.bytes_per_second = 50e9;
+    CHECK(machine.all_to_all_seconds(7e9, 8, 1) == Approx(7e9 / 350e9));
+    CHECK(machine.all_to_all_seconds(15e9, 16, 2) == Approx(8e9 / 50e9));   // 8 of 15 are on the other node
+    CHECK(machine.all_to_all_seconds(7e9, 8, 8) == Approx(7e9 / 50e9));
+    CHECK(machine.all_to_all_seconds(7e9, 1, 1) == 0);
+    machine.inter.bytes_per_second = 3500e9;
+    CHECK(machine.all_to_all_seconds(15e9, 16, 2) == Approx(7e9 / 350e9));   // the slower of both
+}
+
+TEST_CASE("plan: in a replay, transfers to all of a group use both links, and those around a ring the slow one") {
+    Machine machine = known_machine("H100");
+    machine.intra.bytes_per_second = 350e9, machine.inter.bytes_per_second = 50e9;
+    const virtual_clock::CostModel costs = costs_of(machine, {{"dp", {16, 2}}, {"cp ring", {16, 2}}});
+    auto seconds = [&](const std::string& group, int sent) {   // of 15 GB in all
+        virtual_clock::RecordedStep step;
+        step.kind = virtual_clock::RecordedStep::Kind::operation, step.name = "transfer of 1 fp32 (" + group + ")";
+        for (int i = 0; i < sent; i++) {
+            step.work.exchanges.push_back({std::uint64_t(i), 2, 15e9 / sent, 0, true});
+        }
+        return costs.exchange_seconds(step) + 15e9 * costs.seconds_per_exchanged_byte_between_nodes;
+    };
+    CHECK(seconds("dp", 15) == Approx(machine.all_to_all_seconds(15e9, 16, 2)).epsilon(1e-3));
+    CHECK(seconds("dp", 1) == Approx(15e9 / 50e9).epsilon(1e-3));
+    CHECK(seconds("cp ring", 15) == Approx(15e9 / 50e9).epsilon(1e-3));
+}
+
+TEST_CASE("plan: the table's rates of matmuls and attention, by size, are near those measured on an H200") {
+    const Machine machine = known_machine("H200");
+    const double scale = machine.best_matmul() / 794.5e12;   // 1 in bf16
+    struct Measured {
+        double tokens, head_size, forward, backward;   // TFLOP/s of cuDNN, docs/performance.md
+    };
+    for (const Measured& m :
+         {Measured{1024, 64, 297, 201}, {1024, 96, 327, 238}, {1024, 128, 434, 303}, {4096, 128, 538, 399}}) {
+        const double both = 3.5 / (1 / m.forward + 2.5 / m.backward);
+        CHECK(1e-12 * machine.attention_rate(m.tokens, m.head_size) / scale == Approx(both).epsilon(0.11));
+    }
+    CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 768 * 768) / scale == Approx(524).epsilon(0.05));
+    CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 2304 * 768) / scale == Approx(611).epsilon(0.05));
+    CHECK(1e-12 * machine.matmul_per_second(2.0 * 8192 * 8192 * 8192) / scale == Approx(794.5).epsilon(1e-3));
+    Machine plain = machine;   // as measured machines are: at one shape
+    plain.attention_tokens = plain.attention_channels = 0;
+    CHECK(plain.attention_rate(77, 32) == plain.attention_per_second);
+    CHECK(machine_from(to_json(machine)).attention_rate(1024, 64) == Approx(machine.attention_rate(1024, 64)));
 }
 
 TEST_CASE("plan: the scaling law's optimum for 1e21 FLOPs, and its constants found again from runs") {

@@ -46,6 +46,7 @@ double seconds_of(const PublishedStep& run, const Rates& rates, bool full) {
                       {2.0 * 2048 * 4 * 25600 * 25600 / 8, 1e12 * rates.largest}};
     // attention: forward, backward of two and a half times that; forward once more
     machine.attention_per_second = 1e12 * rates.attention * (full ? 1 : 3.5 / 4.5);
+    machine.attention_tokens = machine.attention_channels = 0;
     const PlannedRun planned = planned_run(o);
     return closed_form_time(planned.options, planned.config, planned.mesh, machine).seconds;
 }

@@ -112,7 +112,7 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
 
 double collective_seconds(const Machine& machine, const PlannedGroup& group, double bytes, int passes) {
     const double hop = group.nodes > 1 ? machine.inter.seconds / 14e-6 : machine.intra.seconds / 3.4e-6;
-    const double speed = machine.link(group.nodes).bytes_per_second;
+    const double speed = machine.collective_bytes_per_second(group.ranks, group.nodes);
     return nccl_time::seconds(bytes, group.ranks, group.nodes, passes, speed, hop);
 }
 
@@ -132,19 +132,33 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
     costs.exchange_seconds = [machine, groups](const RecordedStep& step) {
         const auto found = groups.find(group_of(step));
         const PlannedGroup group = found == groups.end() ? PlannedGroup{} : found->second;
-        const bool pair = step.name.starts_with("transfer");
-        if (pair) return group.nodes > 1 ? machine.inter.seconds : machine.intra.seconds;
-        const int passes = step.name.starts_with("all-reduce") ? 2 : 1;
         double bytes = 0;
-        for (const Exchange& exchange : step.work.exchanges) bytes += exchange.sends;
+        int sent = 0;
+        for (const Exchange& exchange : step.work.exchanges) {
+            bytes += exchange.sends;
+            if (exchange.sends > 0) sent++;
+        }
         // the replay adds the time of the bytes on a link that others use, too
-        return collective_seconds(machine, group, bytes, passes) - bytes / machine.link(group.nodes).bytes_per_second;
+        const Link& link = machine.link(group.nodes);
+        const double added = bytes / link.bytes_per_second;
+        if (step.name.starts_with("transfer")) {
+            const bool to_all = sent >= group.ranks - 1 && group_of(step) != "cp ring";
+            return link.seconds + (to_all ? machine.all_to_all_seconds(bytes, group.ranks, group.nodes) - added : 0);
+        }
+        return collective_seconds(machine, group, bytes, step.name.starts_with("all-reduce") ? 2 : 1) - added;
     };
     return costs;
 }
 
+double attention_rate(const Options& options, const ModelConfig& config, const Machine& machine) {
+    const double pieces = options.cp / static_cast<double>(options.ulysses());   // a ring has one on each rank
+    return machine.attention_rate(options.seq_len / pieces, static_cast<double>(config.head_size()));
+}
+
 StepTime step_time(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine,
                    bool groups) {
+    Machine of_run = machine;
+    of_run.attention_per_second = attention_rate(options, config, machine);
     // interleaved chunks take micro-batches in groups of pp
     const bool in_groups = options.pp_schedule == PipelineKind::interleaved && mesh.pp > 1;
     const int m = options.micro_steps(), p = mesh.pp, least = in_groups ? p : 1;
@@ -153,7 +167,7 @@ StepTime step_time(const Options& options, const ModelConfig& config, const Mesh
     const StepRecording recording =
         record_steps(options, config, mesh, machine.devices_per_node,
                      drawn ? std::vector<int>{least, few, more} : std::vector<int>{std::min(m, least), m});
-    const std::vector<Sums> found = sums_of(recording, costs_of(machine, recording.groups), groups);
+    const std::vector<Sums> found = sums_of(recording, costs_of(of_run, recording.groups), groups);
     Sums sums = found.front();
     if (drawn) {
         const double times = static_cast<double>(m - few) / (more - few);

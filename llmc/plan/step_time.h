@@ -24,8 +24,11 @@ struct StepTime {
     std::map<std::string, GroupTime> groups;
 };
 
-// Returns the cost of every operation at the machine's rates. `groups`: of the recording, for the latency of
-// collectives.
+// Returns attention's FLOPs per second for the sequences and heads that a rank has at once.
+double attention_rate(const Options& options, const ModelConfig& config, const Machine& machine);
+
+// Returns the cost of every operation at the machine's rates, all attention at attention_per_second. `groups`: of the
+// recording, for the time of collectives.
 virtual_clock::CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGroup>& groups);
 
 // Seconds of a collective in which each rank sends `bytes`, by the protocol that is fastest for so many. NCCL's
