@@ -5,7 +5,7 @@
 #include "llmc/optim/muon.h"
 #include "llmc/optim/optimizer_testing.h"
 #include "llmc/optim/tensor_blocks.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 #include "llmc/run/option_names.h"
 
 using namespace certificate;

@@ -143,23 +143,3 @@ private:
     const std::vector<std::vector<int>>* uses_ = nullptr;
     std::size_t next_use_ = 0;
 };
-
-// Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
-// of which ZeRO divides more with each stage, and working memory.
-struct ZeroMemory {
-    double parameters = 0, gradients = 0, optimizer = 0;        // kept
-    double unsharded_parameters = 0, unsharded_gradients = 0;   // whole units in turns, and a shard that arrives
-    double total() const { return parameters + gradients + optimizer + unsharded_parameters + unsharded_gradients; }
-};
-// `optimizer_bytes` per parameter: 8 for the moments, 4 more with masters.
-ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
-                       double optimizer_bytes);
-
-// Logical bytes that a rank sends in a step of `micro_batches`, padding included, exactly as Communicator counts.
-struct ZeroTraffic {
-    double reduce = 0, gather = 0;               // gradients, parameters; in the ZeRO group
-    double reduce_to_owner = 0, broadcast = 0;   // likewise, of matrices that have an owner
-    double replicas = 0;                         // gradients, between groups
-    double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas; }
-};
-ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes, double gradient_bytes);

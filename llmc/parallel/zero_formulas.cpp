@@ -1,7 +1,6 @@
-// Formulas of what ZeRO holds and sends.
-#include <algorithm>
+#include "llmc/parallel/zero_formulas.h"
 
-#include "llmc/parallel/zero.h"
+#include <algorithm>
 
 ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                        double optimizer_bytes) {

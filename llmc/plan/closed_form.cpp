@@ -5,7 +5,7 @@
 
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 

@@ -10,6 +10,7 @@
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/parallel/gradient_sums.h"
 #include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 
 // Results of a step on the device, read by the host in one copy. The first step_sums doubles are summed over ranks in
 // one all-reduce.

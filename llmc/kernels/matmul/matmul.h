@@ -62,13 +62,15 @@ struct MatmulOptions {
 // machine: the text names the problem, the words are the raw cublasLtMatmulAlgo_t; of an own kernel own_kernel_word and
 // its width.
 struct MatmulAlgorithm {
+    static constexpr std::uint64_t own_kernel_word = ~std::uint64_t{0};
+
     std::string problem;
     std::array<std::uint64_t, 8> words;
     std::uint64_t workspace_bytes;
+
+    bool is_own_kernel() const { return words[0] == own_kernel_word; }
     bool operator==(const MatmulAlgorithm&) const = default;
 };
-
-inline constexpr std::uint64_t own_kernel_word = ~std::uint64_t{0};
 
 // Returns why the kernels of matmul_hopper.h are not used on the current device: another device, a build without them,
 // or a difference from cuBLASLt on a small problem; empty if they are.

@@ -81,7 +81,7 @@ bool Matmul::Impl::take_given_algorithm(MatmulPlan& plan, const MatmulRow& row) 
         plan.use = MatmulPlan::Use::apart;
         return true;
     }
-    if (found->second.words[0] == own_kernel_word) {
+    if (found->second.is_own_kernel()) {
         const auto width = static_cast<int>(found->second.words[1]);
         if (plan.own && std::ranges::find(hopper_matmul_widths, width) != hopper_matmul_widths.end()) {
             plan.own_width = width;
@@ -208,7 +208,7 @@ std::vector<MatmulAlgorithm> Matmul::algorithms() const {
         const bool apart = plan.use == MatmulPlan::Use::apart;
         MatmulAlgorithm algorithm{plan.name, {}, apart ? 0 : plan.workspace_bytes};
         if (plan.own_width > 0) {
-            algorithm.words = {own_kernel_word, static_cast<std::uint64_t>(plan.own_width)};
+            algorithm.words = {MatmulAlgorithm::own_kernel_word, static_cast<std::uint64_t>(plan.own_width)};
         } else if (!apart) {
             std::ranges::copy(plan.algorithm.data, algorithm.words.begin());
         }

@@ -58,7 +58,7 @@ struct Layer {
 };
 
 std::ptrdiff_t own_kernels(const std::vector<MatmulAlgorithm>& algorithms) {
-    return std::ranges::count_if(algorithms, [](const auto& one) { return one.words[0] == own_kernel_word; });
+    return std::ranges::count_if(algorithms, &MatmulAlgorithm::is_own_kernel);
 }
 
 }   // namespace

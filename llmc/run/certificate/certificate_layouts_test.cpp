@@ -2,7 +2,7 @@
 // table `make layouts` prints; numbers of ranks that share nothing evenly; and mistakes in traffic between axes.
 #include <atomic>
 
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 #include "llmc/run/certificate/composed_layouts_testing.h"
 #include "llmc/run/certificate/damage_testing.h"
 

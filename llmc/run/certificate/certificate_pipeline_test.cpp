@@ -2,7 +2,7 @@
 #include "llmc/run/certificate/certificate_testing.h"
 
 #include "llmc/parallel/schedule_edits_testing.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 
 using namespace certificate;
 

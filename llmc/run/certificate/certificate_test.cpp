@@ -2,7 +2,7 @@
 // the formulas say of traffic and memory.
 #include "llmc/run/certificate/certificate_testing.h"
 
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/zero_formulas.h"
 
 using namespace certificate;
 

@@ -223,14 +223,12 @@ void Trainer::choose_algorithms() {
     matmul_choices_.agree();
     matmul.stop_trying();
     const std::vector<MatmulAlgorithm> chosen = matmul.algorithms();
-    const auto own_kernels =
-        std::ranges::count_if(chosen, [](const auto& one) { return one.words[0] == own_kernel_word; });
+    const auto own_kernels = std::ranges::count_if(chosen, &MatmulAlgorithm::is_own_kernel);
     parts_.log.line("matmul algorithms: chosen by timing them, in %.1f s; own kernels for %lld of %zu products",
                     steady_seconds() - start, static_cast<long long>(own_kernels), chosen.size());
 }
 
-// Tells what the first step has shown, in which every matmul problem has occurred, and agrees on algorithms.
-// Collective.
+// Tells what the first step, which has met every matmul problem, has shown; agrees on algorithms. Collective.
 void Trainer::settle_first_step() {
     const Matmul& matmul = parts_.step.stage().matmul();
     for (const std::string& why : matmul.refused_algorithms()) {
