@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 
-NEEDED = ("id", "source_key", "model", "layout", "measured", "gpu", "precision", "seq_len")
+NEEDED = ("id", "source_key", "model", "layout", "measured", "gpu", "gpus", "precision", "seq_len", "micro_batch", "global_batch",
+          "flops_convention")
 LEAST_TO_FIT = 6
 MEAN_GOAL, WORST, PAIR_GOAL, DIFFERENT = 0.08, 0.15, 0.9, 0.05
 

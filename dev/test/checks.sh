@@ -21,23 +21,19 @@ builds_for_cuda() {   # NAME [VARIABLE=VALUE]... of cuda-compile
 whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: those that make test leaves out
 
 # The certificate, `make test` runs in fp32, whose bounds are narrower: the same kernels, communicators and schedules serve
-# both. In bf16 it runs the covering set's sample, in which every pair of settings stands, and what is bf16's own. Checks of the
-# stand-in (llmc/cuda_on_cpu/checks/checks.h) take most of that time: the shape of a GPU's blocks is left to the kernels' tests
-# and the whole model, and what the host touches to fp32, because the host's code is the same in both. PART=fp32 and PART=bf16
-# run everything with all checks.
+# both. In bf16 it runs the covering set's sample, in which every pair of settings stands, and what is bf16's own. The shape of a
+# GPU's blocks (llmc/cuda_on_cpu/checks/checks.h) takes half of that time and is left to the kernels' tests and the whole model;
+# PART=fp32 and PART=bf16 run everything with all checks.
 fp32_alone='certificate: *,layouts of several axes:*,optimizer: Muon and*,optimizer: Muon of*,optimizer: every layout*'
 fp32_alone+=',covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*'
 bf16_own='certificate: *bf16*,certificate: bytes*,certificate: memory*,certificate: what*,certificate: a sample of ranks*'
-model_in_fp32() { TRAIN_GPT_CHECKS=memory,poison,races,order build/cpu-fp32/unit_test; }
-model_in_bf16() {
-    local -x TRAIN_GPT_CHECKS=poison,races,order
-    build/cpu-bf16/unit_test -tce="$fp32_alone" && build/cpu-bf16/unit_test -tc="$bf16_own"
-}
+model_unit_tests() { TRAIN_GPT_CHECKS=memory,poison,races,order "build/cpu-$1/unit_test" "${@:2}"; }   # PRECISION CASES...
+model_in_bf16() { model_unit_tests bf16 -tce="$fp32_alone" && model_unit_tests bf16 -tc="$bf16_own"; }
 
 short_checks() {
     builds_for_cpu
     group=model
-    beside "unit tests of the model, fp32" model_in_fp32
+    beside "unit tests of the model, fp32" model_unit_tests fp32
     beside "unit tests of the model, bf16" model_in_bf16
     beside "whole model, bf16" build/cpu-bf16/test_gpt
     beside "whole model, fp32" build/cpu-fp32/test_gpt

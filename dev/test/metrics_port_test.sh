@@ -19,7 +19,8 @@ ask() {
     cat <&4 >"$1"
     exec 4>&-
 }
-has_validated() { ask page && grep -q '^train_gpt_val_loss ' page && grep -qE '^train_gpt_step ([6-9]|1[0-9])' page; }
+# not at a step that validates, whose own validation may come after the page
+has_validated() { ask page && grep -q '^train_gpt_val_loss ' page && grep -qE '^train_gpt_step [0-9]*[1-46-9]$' page; }
 
 "$launch" -n 2 "${run[@]}" --max-steps 2000000 -o run --metrics-port "$port" >log 2>&1 &
 pid=$!

@@ -35,19 +35,20 @@ public:
     std::size_t size() const { return count_; }
     std::size_t bytes() const { return count_ * sizeof(T); }
 
-    // Copies from the host, in order with the stream's other work. Pageable memory is read before this returns.
+    // Copies host to device, in order with the stream's other work. Pageable memory is read before this returns.
     void upload(std::span<const T> source, cudaStream_t stream, std::size_t offset = 0) const {
         ENSURE(offset + source.size() <= count_, "upload past the end of a buffer of ", count_, " elements");
         if (!memory_) return;
-        CUDA_CHECK(cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyDefault, stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(data() + offset, source.data(), source.size_bytes(), cudaMemcpyHostToDevice, stream));
     }
 
-    // Copies to the host after the stream's earlier work, and waits for it.
+    // Copies device to host after the stream's earlier work, and waits for it.
     std::vector<T> download(cudaStream_t stream) const { return download(stream, 0, count_); }
     std::vector<T> download(cudaStream_t stream, std::size_t offset, std::size_t count) const {
         ENSURE(offset + count <= count_, "download past the end of a buffer of ", count_, " elements");
         std::vector<T> result(count);
-        CUDA_CHECK(cudaMemcpyAsync(result.data(), data() + offset, count * sizeof(T), cudaMemcpyDefault, stream));
+        CUDA_CHECK(cudaMemcpyAsync(result.data(), data() + offset, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
         wait_for(stream);
         return result;
     }

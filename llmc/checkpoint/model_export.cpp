@@ -56,7 +56,12 @@ std::string tokenizer_config_json(const ModelConfig& config, const Tokenizer& to
 
 // Returns a tokenizer_config.json whose model_max_length, if it has one, is not below `length`; else as it was.
 std::string with_length(std::string content, std::int64_t length) {
-    const Json json = parse_json(content);
+    Json json;
+    try {
+        json = parse_json(content);
+    } catch (const JsonError&) {   // other programs may read it
+        return content;
+    }
     const Json* const before = json.find("model_max_length");
     if (before == nullptr || !before->is_number() || before->as_number() >= static_cast<double>(length)) return content;
     const std::size_t begin = before->offset(), end = content.find_first_of(",} \t\r\n", begin);

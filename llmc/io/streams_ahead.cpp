@@ -125,7 +125,7 @@ private:
 }   // namespace
 
 StreamsAhead::StreamsAhead(std::vector<std::string> names, int threads, std::size_t bytes)
-    : names_(std::move(names)), threads_(static_cast<std::size_t>(std::max(threads, 1))), bytes_(bytes) {}
+    : names_(std::move(names)), threads_(static_cast<std::size_t>(std::clamp(threads, 1, most_threads))), bytes_(bytes) {}
 
 // Looks for compressed files that can be opened before their turn: a pipe would wait for its writer.
 bool StreamsAhead::is_inflated_ahead(const std::string& name) const {

@@ -93,7 +93,8 @@ template <class T>
 void Gatherer::copy_slice(std::span<T> values, const T* data, std::size_t size,
                           const std::vector<OwnedRange>& ranges) const {
     auto download = [&](T* to, const T* from, std::int64_t count) {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), cudaMemcpyDefault, stream_));
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream_));
     };
     int runs = 0;
     auto for_all_runs = [&](auto&& use) {

@@ -1,4 +1,4 @@
-// What ZeRO holds and sends, by formula (zero.h says what each stage does).
+// Says by formula what ZeRO (zero.h) holds and sends.
 #pragma once
 
 #include "llmc/model/parameters/param_storage.h"

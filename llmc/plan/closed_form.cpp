@@ -333,6 +333,7 @@ private:
                      exchange = machine_.all_to_all_seconds(exchanged, u, nodes_of(u, mesh_.tp));
         const double ring_forward = 2 * (n - 1) * kv * kElement, ring_backward = ring_forward + 2 * (n - 1) * kv * 4;
         layer.context_bytes = exchanged + ring_forward + ring_backward;
+        layer.context_seconds = exchange + (ring_forward + ring_backward) / speed;
         layer.context_exposed = exchange + std::max(0.0, ring_forward / speed - attention * (n - 1) / n) +
                                 std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
     }
@@ -364,7 +365,7 @@ private:
         add("tp", mesh_.tp, 1, layers * layer.tensor_bytes, layers * layer.tensor_exposed(),
             layers * layer.tensor_seconds);
         add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
-            layers * layer.context_exposed);
+            layers * layer.context_exposed, layers * layer.context_seconds);
         add(group_name(mesh_, AxisSet{Axis::ep}), mesh_.ep, 1, layers * layer.expert_bytes,
             layers * layer.expert_exposed(), layers * layer.expert_exposed());
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);

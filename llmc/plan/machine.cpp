@@ -110,8 +110,8 @@ Machine known_machine(const std::string& name) {
                      peak = data_sheet_flops(device_name(name), dtype_of<floatX>, false).value();
         std::vector<MatmulRate> matmul;
         for (const MatmulShare& measured : kMatmulShares) {
-            matmul.push_back({measured.flops * gpu.matmul_tflops / kMatmulTflopsOfShares,
-                              measured.share * gpu.matmul_tflops * 1e12 * peak / bf16_peak});
+            const double tflops = gpu.matmul_tflops * peak / bf16_peak;
+            matmul.push_back({measured.flops * tflops / kMatmulTflopsOfShares, measured.share * tflops * 1e12});
         }
         return {.name = gpu.name,
                 .source = gpu.source,

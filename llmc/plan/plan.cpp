@@ -91,8 +91,9 @@ std::vector<std::string> warnings_of(const Plan& plan) {
         const double layer =
             (plan.parameters - static_cast<double>(plan.run.config.padded_vocab_size * plan.run.config.channels)) /
             static_cast<double>(plan.run.config.layers) / o.tp * sizeof(floatX);
-        const Link& link = plan.machine.link(shards * o.tp > plan.machine.devices_per_node ? 2 : 1);
-        const double filled = link.seconds * shards * link.bytes_per_second;
+        const int nodes = (shards * o.tp + plan.machine.devices_per_node - 1) / plan.machine.devices_per_node;
+        const double filled =
+            plan.machine.link(nodes).seconds * shards * plan.machine.collective_bytes_per_second(shards, nodes);
         if (layer < filled) {
             warnings.push_back(
                 formatted("--zero 3 gathers layers of %.2f MB, less than what %d ranks' latency costs on "

@@ -142,7 +142,7 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
         const Link& link = machine.link(group.nodes);
         const double added = bytes / link.bytes_per_second;
         if (step.name.starts_with("transfer")) {
-            const bool to_all = sent >= group.ranks - 1 && group_of(step) != "cp ring";
+            const bool to_all = group.ranks > 1 && sent >= group.ranks - 1 && group_of(step) != "cp ring";
             return link.seconds + (to_all ? machine.all_to_all_seconds(bytes, group.ranks, group.nodes) - added : 0);
         }
         return collective_seconds(machine, group, bytes, step.name.starts_with("all-reduce") ? 2 : 1) - added;

@@ -180,10 +180,9 @@ void Metrics::rewind(const RewindRecord& r, StepPhase next) {
     if (folder_.empty()) return;
     open(r.step, next, true);
     tell("rewind", r.from);
-    write_line(metrics_.get(),
-               formatted("{\"step\":%d,\"rewind_from\":%d,\"loss\":%s,\"grad_norm\":%s,\"skipped_samples\":%llu}",
-                         r.step, r.from, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(),
-                         static_cast<unsigned long long>(r.skipped_samples)));
+    write_metrics(formatted("{\"step\":%d,\"rewind_from\":%d,\"loss\":%s,\"grad_norm\":%s,\"skipped_samples\":%llu}",
+                            r.step, r.from, json_number(r.loss).c_str(), json_number(r.grad_norm).c_str(),
+                            static_cast<unsigned long long>(r.skipped_samples)));
 }
 
 void Metrics::step(const StepRecord& r) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <new>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -25,7 +26,9 @@ ListeningSocket listen_for_clients(const std::string& host, int port) {
                     "Give a name or an address of the machine of rank 0; 0.0.0.0 means all of IPv4, :: all of IPv6.");
     }
     std::vector<std::string> hosts;
-    for (const Address& address : found.addresses) hosts.push_back(address.host());
+    for (const Address& address : found.addresses) {   // a name may stand twice for one address
+        if (std::ranges::find(hosts, address.host()) == hosts.end()) hosts.push_back(address.host());
+    }
     try {
         return ListeningSocket(hosts, port);
     } catch (const Error& error) {
@@ -88,25 +91,31 @@ void MetricsServer::show(const std::string& line) {
 }
 
 void MetricsServer::serve() {
-    constexpr double pause = 1;   // seconds, when no descriptor is left for a client
+    constexpr double pause = 1;   // seconds, when no descriptor or memory is left for a client
     for (;;) {
         std::vector<pollfd> waiting{{end_.fd(), POLLIN, 0}};
         for (const int fd : listener_.fds()) waiting.push_back({fd, POLLIN, 0});
         poll(waiting.data(), waiting.size(), -1);
         if (waiting[0].revents != 0) return;
         if (const std::optional<Socket> client = listener_.accept(0)) {
-            answer(*client);
-        } else if (errno == EMFILE || errno == ENFILE) {
+            try {
+                answer(*client);
+            } catch (const std::bad_alloc&) {   // the client goes without; the run goes on
+            }
+        } else if (errno != EAGAIN && errno != EINTR) {
             wait(end_.fd(), POLLIN, pause);
         }
     }
 }
 
 bool MetricsServer::wait(int fd, short events, double seconds) const {
-    if (seconds <= 0) return false;
     pollfd waiting[] = {{end_.fd(), POLLIN, 0}, {fd, events, 0}};
-    poll(waiting, 2, static_cast<int>(seconds * 1e3) + 1);
-    return waiting[0].revents == 0 && waiting[1].revents != 0;
+    for (const double deadline = steady_seconds() + seconds; (seconds = deadline - steady_seconds()) > 0;) {
+        if (poll(waiting, 2, static_cast<int>(seconds * 1e3) + 1) >= 0 || errno != EINTR) {
+            return waiting[0].revents == 0 && waiting[1].revents != 0;
+        }
+    }
+    return false;
 }
 
 // Reads a request and answers it. What comes or goes too slowly, and a request that is too long, is cut off.

@@ -24,13 +24,14 @@ std::span<const T> kept(const ModelState<T>& state, const TensorLayout& place) {
     return {state.unit(place.slot).data() + begin, count};
 }
 
-// Copies values to the host slice by slice, and calls use(slice) with each.
+// Copies values from the device slice by slice, and calls use(slice) with each.
 template <class T, class Use>
 void download_slices(std::span<const T> values, cudaStream_t stream, Use&& use) {
     std::vector<T> slice;
     for (; !values.empty(); values = values.subspan(slice.size())) {
         slice.resize(std::min(slice_elements, values.size()));
-        CUDA_CHECK(cudaMemcpyAsync(slice.data(), values.data(), slice.size() * sizeof(T), cudaMemcpyDefault, stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(slice.data(), values.data(), slice.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
         wait_for(stream);
         use(slice);
     }
