@@ -33,6 +33,7 @@ verdict $? "an answer of Prometheus' kind: $(head -n 3 page)"
 
 exec 5<>"/dev/tcp/127.0.0.1/$port"   # silent until the end
 expect 74 "--metrics-port $port at localhost: cannot listen" "${run[@]}" --max-steps 2 --metrics-port "$port"
+expect 74 "--metrics-port $port at localhost: cannot listen" "$train_gpt" check "${run[@]:1}" --max-steps 2 --metrics-port "$port"
 kill -TERM $pid
 wait $pid
 status=$?

@@ -112,6 +112,7 @@ warns "the pipeline's bubble is .* of the time: --total-batch 1536, 12 micro-bat
 warns "the pipeline's bubble is .* of the time: its stages are unequal" --layers 4 --channels 256 --vocab-size 50000 --micro-batch 1 --pp 4 --total-batch 4096
 warns "communication shows for .* of a step, most of it in group dp" "${small[@]}" --dp 2 --link-intra 0.1,10
 warns "--zero 3 gathers layers of .* less than what 8 ranks' latency costs" "${small[@]}" --dp 8 --zero 3
+warns "--zero 3 gathers layers of .* \(12\.80 MB\)" "${small[@]}" --dp 8 --zero 3 --gpus-per-node 4 --link-inter 40,10
 warns "4 micro-batches of 1 sequences leave more than half of the device's memory free: --micro-batch 2" "${small[@]}" --total-batch 512
 expect 0 "nearest limits:" "${base[@]}" --gpu H100 --layers 8 --channels 1024 --vocab-size 500 --micro-batch 8
 ! grep -q "^warning:" "$work/out"

@@ -24,6 +24,7 @@
 #include "llmc/run/layout_options.h"
 #include "llmc/run/loop/step_trace.h"
 #include "llmc/run/loop/trainer.h"
+#include "llmc/run/metrics/metrics_server.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
 
@@ -107,6 +108,7 @@ public:
         if (!options_.output_dir.empty() && max_steps_ > 0) report_.check("disk", [&] { return check_disk(); });
         if (!options_.export_llmc.empty() || !options_.trace.empty())
             report_.check("files", [&] { return check_files(); });
+        if (options_.metrics_port > 0) report_.check("metrics", [&] { return check_metrics_port(); });
         ready = check_memory() && ready;
         for (const std::string& warning : layout_warnings(options_, agreement_.gather(own_host_identity()))) {
             log_.warning("%s", warning.c_str());
@@ -133,6 +135,7 @@ private:
     std::string check_tokens();
     std::string check_shards();
     std::string check_disk() const;
+    std::string check_metrics_port() const;
     std::string check_files() const;
     bool check_memory();
     void check_kernels();
@@ -240,8 +243,15 @@ std::string RunCheck::check_files() const {
     return text(options_.export_llmc, and_, options_.trace, " can be written");
 }
 
+// Takes the port for a moment, as the run does.
+std::string RunCheck::check_metrics_port() const {
+    if (!world_.is_first()) return "";
+    return MetricsServer(options_.metrics_host, options_.metrics_port).address();
+}
+
 // Compares the memory that the run would allocate, counted by the run's own code, with the device's free memory. Ranks
 // may share a device.
+
 bool RunCheck::check_memory() {
     std::exception_ptr failure;
     std::size_t needed = 0, free_bytes = 0, all_bytes = 0;

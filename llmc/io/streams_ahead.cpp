@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -125,12 +126,23 @@ private:
 }   // namespace
 
 StreamsAhead::StreamsAhead(std::vector<std::string> names, int threads, std::size_t bytes)
-    : names_(std::move(names)), threads_(static_cast<std::size_t>(std::clamp(threads, 1, most_threads))), bytes_(bytes) {}
+    : names_(std::move(names)),
+      threads_(static_cast<std::size_t>(std::clamp(threads, 1, most_threads))),
+      bytes_(bytes) {}
 
 // Looks for compressed files that can be opened before their turn: a pipe would wait for its writer.
 bool StreamsAhead::is_inflated_ahead(const std::string& name) const {
     std::error_code unknown;
     return threads_ > 1 && uncompressed_name(name) != name && std::filesystem::is_regular_file(name, unknown);
+}
+
+// Returns null where the system has no thread to spare.
+std::unique_ptr<ByteStream> StreamsAhead::inflated_ahead(const std::string& name) const {
+    try {
+        return std::make_unique<InflatedStream>(name, bytes_);
+    } catch (const std::system_error&) {
+        return nullptr;
+    }
 }
 
 std::unique_ptr<ByteStream> StreamsAhead::open(std::size_t file) {
@@ -139,15 +151,15 @@ std::unique_ptr<ByteStream> StreamsAhead::open(std::size_t file) {
     if (auto begun = begun_.extract(file)) {
         opened = std::move(begun.mapped());
     } else if (is_inflated_ahead(names_[file])) {
-        opened = std::make_unique<InflatedStream>(names_[file], bytes_);
-    } else {
-        opened = open_stream(names_[file]);
+        opened = inflated_ahead(names_[file]);
     }
+    if (opened == nullptr) opened = open_stream(names_[file]);
     next_ = std::max(next_, file + 1);
     for (; begun_.size() + 1 < threads_ && next_ < names_.size(); next_++) {
-        if (is_inflated_ahead(names_[next_])) {
-            begun_.emplace(next_, std::make_unique<InflatedStream>(names_[next_], bytes_));
-        }
+        if (!is_inflated_ahead(names_[next_])) continue;
+        auto stream = inflated_ahead(names_[next_]);
+        if (stream == nullptr) break;
+        begun_.emplace(next_, std::move(stream));
     }
     return opened;
 }

@@ -3,7 +3,7 @@
 // Ranks keep parts of a matrix: a tp shard, and from ZeRO 2 on their ZeRO shard of it; ZeRO-1 leaves matrices whole,
 // each on one of the ZeRO ranks (param_storage.h). Each matrix has one owner in the team of ranks that keep its parts
 // (the tp ranks under ZeRO 0 and 1, else all of the pipeline stage): dealt out by cost, larger side x smaller side^2,
-// the costliest first, each to the rank with the least so far. Pieces of the normalised direction travel to the owner
+// the costliest first, each to the rank with the least so far. Parts of the normalised direction travel to the owner
 // and come back orthogonal, both times in the parameters' type: for P elements of matrices over n ranks about 4fP/n
 // bytes a rank in bf16, 8fP/n in fp32, f = (n - 1) / n; to the byte, twice the Parts that an owner does not keep
 // itself. An owner starts from the same matrix however it was cut, so ZeRO 0 and 1, and 2 and 3, give the same bits.

@@ -17,7 +17,7 @@ struct LayerTime {
     double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
     double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
     double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
-    double context_bytes = 0, context_exposed = 0;   // bytes sent and exposed seconds by context parallelism
+    double context_bytes = 0, context_seconds = 0, context_exposed = 0;   // sent by context parallelism
     double expert_bytes = 0, expert_forward = 0, expert_backward = 0;   // bytes sent and seconds by expert parallelism
     double compute() const { return forward + input + weight + recompute; }
     double tensor_exposed() const { return tensor_forward + tensor_backward; }

@@ -133,9 +133,9 @@ TEST_CASE("plan: the table's rates of matmuls and attention, by size, are near t
         const double both = 3.5 / (1 / m.forward + 2.5 / m.backward);
         CHECK(1e-12 * machine.attention_rate(m.tokens, m.head_size) / scale == Approx(both).epsilon(0.11));
     }
-    CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 768 * 768) / scale == Approx(524).epsilon(0.05));
-    CHECK(1e-12 * machine.matmul_per_second(2.0 * 16384 * 2304 * 768) / scale == Approx(611).epsilon(0.05));
-    CHECK(1e-12 * machine.matmul_per_second(2.0 * 8192 * 8192 * 8192) / scale == Approx(794.5).epsilon(1e-3));
+    CHECK(1e-12 * machine.matmul_per_second(scale * 2.0 * 16384 * 768 * 768) / scale == Approx(524).epsilon(0.05));
+    CHECK(1e-12 * machine.matmul_per_second(scale * 2.0 * 16384 * 2304 * 768) / scale == Approx(611).epsilon(0.05));
+    CHECK(1e-12 * machine.matmul_per_second(scale * 2.0 * 8192 * 8192 * 8192) / scale == Approx(794.5).epsilon(1e-3));
     Machine plain = machine;   // as measured machines are: at one shape
     plain.attention_tokens = plain.attention_channels = 0;
     CHECK(plain.attention_rate(77, 32) == plain.attention_per_second);

@@ -123,6 +123,15 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("plan: what Ulysses sends over nodes hides behind nothing: its group is exposed for all of its time") {
+    Options o = options_of("gpt3:1300M", 16);
+    o.cp = 16, o.cp_mode = ContextMode::ulysses;
+    const GroupTime group = both_times(o, known_machine("H100")).second.groups.at("cp ulysses");
+    CHECK(group.size.nodes == 2);
+    CHECK(group.exposed > 0);
+    CHECK(group.seconds == doctest::Approx(group.exposed));
+}
+
 TEST_CASE("plan: traffic of experts adds to that of tensor parallelism where both have the same ranks") {
     Options o = mixture(8, 16, 2);
     o.dp = 4, o.tp = 2, o.zero = 1, o.ep = 4;

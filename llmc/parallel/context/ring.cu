@@ -191,7 +191,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         const std::size_t index = static_cast<std::size_t>(step) % 2;
         if (!reuses_) return key_gradients_[index].data();
         ENSURE(reusable.size() >= 2 && reusable[index].size() >= sizeof(float) * travels, "a ring is given ",
-               reusable.size(), " pieces of memory, and needs two of ", sizeof(float) * travels, " bytes");
+               reusable.size(), " parts of memory, and needs two of ", sizeof(float) * travels, " bytes");
         return reinterpret_cast<float*>(reusable[index].data());
     };
     copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);

@@ -4,7 +4,7 @@
 #include <sys/socket.h>
 
 #include "llmc/base/error.h"
-#include "llmc/process/free_port_testing.h"
+#include "llmc/io/temporary_folder_testing.h"
 #include "llmc/run/metrics/metrics.h"
 
 namespace {
@@ -40,15 +40,21 @@ bool has_line(const std::string& page, const std::string& line) {
 
 constexpr double for_ever = 1e5;
 
+int port_of(const MetricsServer& server) {   // which the system chose
+    const std::string address = server.address();
+    return std::stoi(address.substr(address.rfind(':') + 1));
+}
+
 }   // namespace
 
 TEST_CASE("metrics server: the newest value of each field of metrics.jsonl's lines, in Prometheus' format") {
-    const int port = free_port();
-    MetricsServer server("localhost", port);
+    const TemporaryFolder folder;
+    MetricsServer server("localhost", 0, for_ever);
+    const int port = port_of(server);
     CHECK(server.address() == text("http://localhost:", port, "/metrics"));
     CHECK(page_of(port).empty());
 
-    Metrics metrics(real_files(), "");   // writes no file
+    Metrics metrics(real_files(), folder.path());
     metrics.show_to(server);
     StepRecord record{7, 1.0f / 3.0f, 2.5f, 3e-4f, 1234.5678901234, {}, 12.5, 1ull << 40};
     record.exposed_ms = {{"cp ring", 1.5}, {"dp", 0.25}};
@@ -76,11 +82,20 @@ TEST_CASE("metrics server: the newest value of each field of metrics.jsonl's lin
     CHECK(has_line(page, "train_gpt_val_loss 3.5"));
     CHECK(has_line(page, "train_gpt_exposed_ms{name=\"tp\"} 2"));
     CHECK(page.find("cp ring") == std::string::npos);
+    metrics.rewind({6, 8, 9.0f, 1.0f, 16}, StepPhase::next_step);
+    page = page_of(port);
+    CHECK(has_line(page, "train_gpt_step 6"));
+    CHECK(has_line(page, "train_gpt_rewind_from 8"));
+    Metrics elsewhere(real_files(), "");   // writes no file
+    elsewhere.show_to(server);
+    record.loss = 0.125f;
+    elsewhere.step(record);
+    CHECK(has_line(page_of(port), "train_gpt_loss 0.125"));
 }
 
 TEST_CASE("metrics server: other requests get an answer or are cut off") {
-    const int port = free_port();
-    const MetricsServer server("localhost", port);
+    const MetricsServer server("localhost", 0, for_ever);
+    const int port = port_of(server);
     CHECK(answer_to("GET / HTTP/1.1\r\n\r\n", port).starts_with("HTTP/1.1 404 "));
     CHECK(answer_to("GET /metrics?of=all HTTP/1.0\r\n\r\n", port).starts_with("HTTP/1.1 200 "));
     CHECK(answer_to("POST /metrics HTTP/1.1\r\n\r\n", port).starts_with("HTTP/1.1 405 "));
@@ -89,24 +104,23 @@ TEST_CASE("metrics server: other requests get an answer or are cut off") {
 }
 
 TEST_CASE("metrics server: a client that is silent, or asks for ever, holds neither the next one nor the end") {
-    const int port = free_port();
     {
-        const MetricsServer server("localhost", port, 0.05);
-        const Socket silent = client_of(port);
-        page_of(port);
-        CHECK(answer_to(std::string(8192, 'x'), port).empty());
+        const MetricsServer server("localhost", 0, 0.05);
+        const Socket silent = client_of(port_of(server));
+        // a busy machine may cut off this client, too
+        while (!answer_to("GET /metrics HTTP/1.1\r\n\r\n", port_of(server)).starts_with("HTTP/1.1 200 ")) continue;
     }
     {
-        const MetricsServer patient("localhost", port, for_ever);
-        CHECK(answer_to(std::string(8192, 'x'), port).empty());
-        const Socket silent = client_of(port);
+        const MetricsServer patient("localhost", 0, for_ever);
+        CHECK(answer_to(std::string(8192, 'x'), port_of(patient)).empty());
+        const Socket silent = client_of(port_of(patient));
         send(silent.fd(), "GET", 3, MSG_NOSIGNAL);
     }
 }
 
 TEST_CASE("metrics server: a port that is taken and a host that is not here are named") {
-    const int port = free_port();
-    const MetricsServer server("localhost", port);
+    const MetricsServer server("localhost", 0);
+    const int port = port_of(server);
     CHECK_THROWS_WITH_AS(MetricsServer("localhost", port), doctest::Contains(text("--metrics-port ", port).c_str()),
                          Error);
     CHECK_THROWS_WITH_AS(MetricsServer("192.0.2.1", port), doctest::Contains("at 192.0.2.1"), Error);
