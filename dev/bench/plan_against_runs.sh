@@ -60,7 +60,7 @@ for n in ${ranks//,/ }; do
     planned=$(awk '$1 == "step" { print $2; exit }' "$work/compared$n")
     read -r measured least most < <(awk '$1 == "step" { print $3 }' "$work/compared$n" | median)
     off=$(awk -v planned="$planned" -v measured="$measured" 'BEGIN { printf "%+.1f", 100 * (planned / measured - 1) }')
-    within=$(awk -v off="$off" 'BEGIN { print off >= -15 && off <= 15 ? "yes" : "no" }')
+    within=$(awk -v off="$off" 'BEGIN { print (off >= -15 && off <= 15) ? "yes" : "no" }')
     [ "$within" = yes ] || [ "$n" -gt 2 ] || missed=1
     awk -v n="$n" -v planned="$planned" -v measured="$measured" -v least="$least" -v most="$most" -v off="$off" -v within="$within" '
         $1 == "memory" { memory = 100 * ($2 / $3 - 1) }

@@ -116,6 +116,9 @@ runs '^SKIPPED dev/reference/published_steps.py: no file of published steps' env
 steps=${PUBLISHED_STEPS:-../shared/data/published_steps.json}
 runs '^(all: .* mean error|SKIPPED dev/reference/published_steps.py: )' "${published[@]}" "$steps" --only llm_c,llmq,tinyllama
 grep -a ^SKIPPED "$work/out"
+script=plan_against_runs.sh   # its row; whether the plan is near enough is for a machine with nothing else to do
+dev/bench/plan_against_runs.sh --ranks 1 --rounds 1 --seq-len 16 >"$work/out" 2>&1
+check "$script: a row of a plan beside a run: $(tail -n 2 "$work/out")" grep -qE '^\| 1 \| .*\| (yes|no) \| [-+.0-9]+% \|$' "$work/out"
 script=pytorch_step.py
 has torch && runs 'tokens' python3 dev/bench/pytorch_step.py --batch 1 --seq-len 8 --steps 2
 runs '\| 1 \| 16 \| train_gpt \| bf16' dev/bench/against_peers.sh --shape 1x16 --rounds 1
