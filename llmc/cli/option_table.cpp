@@ -337,6 +337,8 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
            "tp ranks share the rows of layernorms and residual streams too");
     number("--ep", o.ep, 1, 1 << 16,
            "neighbouring ranks of dp x cp x tp that experts are dealt out to; tokens travel to them and back");
+    number("--ep-chunks", o.ep_chunks, 1, 1 << 10,
+           "chunks of a rank's experts: tokens of one chunk travel while another's are worked on");
     number("--pp", o.pp, 1, 1 << 12, "ranks of pipeline parallelism: each has some of the layers");
     taken_by(train, check);
     choice("--pp-schedule", o.pp_schedule, "in which order a pipeline stage works on its micro-batches");

@@ -6,39 +6,11 @@
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero_formulas.h"
+#include "llmc/plan/layer_time.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 
 namespace {
-
-// Seconds of one layer and micro-batch on one rank.
-struct LayerTime {
-    double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
-    double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
-    double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
-    double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
-    double context_bytes = 0, context_seconds = 0, context_exposed = 0;   // sent by context parallelism
-    double expert_bytes = 0, expert_forward = 0, expert_backward = 0;   // bytes sent and seconds by expert parallelism
-    double compute() const { return forward + input + weight + recompute; }
-    double tensor_exposed() const { return tensor_forward + tensor_backward; }
-    double expert_exposed() const { return expert_forward + expert_backward; }
-    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3 + expert_forward; }
-    double input_seconds() const {
-        return input + recompute + tensor_backward + 2 * context_exposed / 3 + expert_backward;
-    }
-};
-
-// Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
-struct BranchTime {
-    double in = 0, out = 0;
-};
-
-// A matrix of a layer, and the rows of a micro-batch that are multiplied with it; all experts' matrices count as one.
-struct LayerMatrix {
-    double rows, outputs, inputs;
-    double elements;                                               // as many as the matrix has
-    double flops() const { return 2 * rows * outputs * inputs; }   // for each of its three matmuls
-};
 
 class ClosedForm {
 public:
@@ -72,7 +44,7 @@ public:
                     n * layer.forward_seconds() + (chunks[c].embedding ? outside.embedding_forward : 0),
                     n * layer.input_seconds() + (chunks[c].embedding ? outside.embedding_backward : 0) +
                         with_head * (2 * head + outside.head),
-                    n * layer.weight + with_head * head};
+                    n * layer.weight_seconds() + with_head * head};
                 compute += n * layer.compute() + 3 * with_head * head;
             }
         }
@@ -211,7 +183,8 @@ private:
     LayerTime of_layer() const {
         LayerTime layer;
         BranchTime attention_branch, mlp;
-        double last = 0;
+        ExpertTime dealt;
+        double last = 0, shared = 0;
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
             const LayerMatrix matrix = matrix_of(param);
@@ -220,6 +193,10 @@ private:
             if (!is_made_again(param)) last += one;
             BranchTime& branch = param.name.find("attn.") != std::string::npos ? attention_branch : mlp;
             (param.name.ends_with("c_proj.weight") ? branch.out : branch.in) += one;
+            if (param.name.find("mlp.shared.") != std::string::npos) shared += one;
+            if (param.name.find("mlp.experts.") != std::string::npos) {
+                (param.name.ends_with("c_proj.weight") ? dealt.out : dealt.in) += one;
+            }
             layer.flops += 3 * matrix.flops();
         }
         const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // between the chunks of an operation
@@ -244,12 +221,17 @@ private:
             const double rows = moved((chosen() + 1) * residual);
             layer.forward += 2 * rows + kRouterKernels * machine_.kernel_seconds, last += rows;
             layer.input += 2 * rows + kRouterKernels * machine_.kernel_seconds;
+            // each further chunk has two products and an activation, in backward four products
+            layer.forward += 3 * (expert_chunks() - 1) * machine_.kernel_seconds;
+            layer.input += 5 * (expert_chunks() - 1) * machine_.kernel_seconds;
+            dealt.activation =
+                moved((read + 1) * kElement * residual_rows() * chosen() * static_cast<double>(config_.expert_width()));
         }
         if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
         if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
         add_tensor_parallel(layer, attention_branch, mlp);
         add_context_parallel(layer, attention);
-        add_expert_parallel(layer);
+        add_expert_parallel(layer, dealt, shared);
         return layer;
     }
 
@@ -338,17 +320,31 @@ private:
                                 std::max(0.0, ring_backward / speed - 2.5 * attention * (n - 1) / n);
     }
 
-    // Rows go to their experts and come back, and so do their gradients, while nothing else runs. Each expert gets as
+    // Rows go to their experts and come back, and so do their gradients, chunk by chunk of experts. Each expert gets as
     // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
-    void add_expert_parallel(LayerTime& layer) const {
+    void add_expert_parallel(LayerTime& layer, const ExpertTime& experts, double shared) const {
         if (mesh_.ep == 1) return;
-        const int backward =
-            2 + (o_.recompute == Recompute::block ? 1 : 0) + (o_.pp_schedule == PipelineKind::zero_bubble ? 1 : 0);
+        const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
+        const int backward = 2 + (block ? 1 : 0) + (zb ? 1 : 0);
         const double bytes = residual_rows() * chosen() * sizes_.C * kElement * (mesh_.ep - 1) / mesh_.ep;
-        const int nodes = nodes_of(mesh_.ep, 1);
-        const double one = machine_.link(nodes).seconds + machine_.all_to_all_seconds(bytes, mesh_.ep, nodes);
+        const int nodes = nodes_of(mesh_.ep, 1), chunks = expert_chunks();
+        const double one = machine_.link(nodes).seconds + machine_.all_to_all_seconds(bytes / chunks, mesh_.ep, nodes);
         layer.expert_bytes = (2 + backward) * bytes;
-        layer.expert_forward = 2 * one, layer.expert_backward = backward * one;
+        layer.expert_seconds = (2 + backward) * chunks * one;
+        const ExpertTime each = {experts.in / chunks, experts.out / chunks, experts.activation / chunks};
+        const double forward = each.in + each.activation;   // before the outputs' product
+        layer.expert_forward = expert_exposed({chunks, one, shared, forward + each.out, 0, true});
+        layer.expert_backward = expert_exposed(
+            {chunks, one, 2 * shared, each.in + 2 * each.activation + (zb ? 1 : 2) * each.out, zb ? 0 : each.in, true});
+        if (block) layer.expert_backward += expert_exposed({chunks, one, shared, forward, 0, false});
+        if (zb) layer.expert_weight = expert_exposed({chunks, one, 0, each.in + each.out, 0, false});
+    }
+    int expert_chunks() const {
+        if (mesh_.ep == 1) return 1;
+        return static_cast<int>(std::min<std::int64_t>(o_.ep_chunks, config_.experts / mesh_.ep));
+    }
+    double expert_exposed(const ChunkedExchange& exchange) const {
+        return exchange.exposed() + multiprocessor_share(o_.comm_sms) * exchange.hidden();
     }
 
     void add_axes(StepTime& result, const LayerTime& layer, int m) const {
@@ -367,7 +363,7 @@ private:
         add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
             layers * layer.context_exposed, layers * layer.context_seconds);
         add(group_name(mesh_, AxisSet{Axis::ep}), mesh_.ep, 1, layers * layer.expert_bytes,
-            layers * layer.expert_exposed(), layers * layer.expert_exposed());
+            layers * layer.expert_exposed(), layers * layer.expert_seconds);
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
         add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
     }
@@ -412,7 +408,7 @@ private:
                      gather = o_.zero == 0 ? 0 : fetched * collectives(fetches * units, gathered, shards, stride, 1),
                      between = collective(traffic.replicas, ranks / shards, stride * shards, 2);
         const double forward = layers * layer.forward_seconds(),
-                     backward = layers * (layer.input_seconds() + layer.weight);
+                     backward = layers * (layer.input_seconds() + layer.weight_seconds());
         const double one = reduce / times, last = one * first / kept;
         // The next micro-batch's forward can run while gradients travel that have buffers of their own: the
         // embedding's, which most pipeline stages do not have, and those of zero_layer_sets layers.

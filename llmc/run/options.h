@@ -139,6 +139,7 @@ struct Options : OptimizerOptions {
     int zero_group = 0;                   // ranks per ZeRO group, or replica of local steps; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     int ep = 1;                           // ranks that share the experts
+    int ep_chunks = 4;                    // StageOptions::ep_chunks
     PipelineKind pp_schedule = PipelineKind::one_f_one_b;
     int pp_chunks = 1;               // per pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup

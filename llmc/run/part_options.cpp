@@ -104,6 +104,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
         result.replica = own.number, result.replicas = own.replicas;
     }
     result.tp_chunks = options.tp_chunks;
+    result.ep_chunks = options.ep_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;

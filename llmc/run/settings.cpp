@@ -55,7 +55,10 @@ void asked(Table& table, const Options& o) {
             "tensor-parallel ranks",
             text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
     }
-    if (o.ep > 1) table.row("expert-parallel ranks", text(o.ep, ", that each hold other experts"));
+    if (o.ep > 1) {
+        table.row("expert-parallel ranks",
+                  text(o.ep, ", that each hold other experts, in at most ", o.ep_chunks, " chunks"));
+    }
     const int zero_ranks = o.data_ranks() * o.cp;
     const bool groups = o.zero_group > 0 && o.zero_group < zero_ranks;
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")

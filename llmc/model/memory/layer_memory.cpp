@@ -64,7 +64,7 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
     visitor(offsets, {.name = "expert_offsets", .elements = E + 1, .statistic = true});
     visitor(source, {.name = "expert_source", .elements = Rr * K, .statistic = true});
     visitor(row, {.name = "expert_row", .elements = Rr * K, .statistic = true});
-    visitor(held_offsets, {.name = "held_offsets", .elements = dealt ? E / sizes.ep + 1 : 0, .statistic = true});
+    visitor(held_offsets, {.name = "held_offsets", .elements = dealt ? 2 * E / sizes.ep : 0, .statistic = true});
     visitor(held_weight,
             {.name = "held_weight", .elements = dealt ? M : 0, .dropped_from = never_dropped, .statistic = true});
     visitor(in, {.name = "expert_in", .elements = M * C, .dropped_from = dropped_in});

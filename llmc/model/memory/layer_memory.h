@@ -113,7 +113,7 @@ struct ExpertsActivations {
     std::int32_t* source = nullptr;    // (Rr K) token and choice of each such row
     std::int32_t* row = nullptr;       // (Rr, K) such row of each token and choice
     // If experts are dealt out to ranks: the same of the rows that have come to this rank's experts
-    std::int32_t* held_offsets = nullptr;   // (E / ranks + 1)
+    std::int32_t* held_offsets = nullptr;   // (E / ranks + 1 per chunk of these experts)
     float* held_weight = nullptr;           // (M)
     // This rank's experts, and the shared ones
     floatX* in = nullptr;                 // (M, C)
@@ -165,7 +165,7 @@ struct ExpertsScratch {
     floatX* out = nullptr;                    // (M, C) outputs of experts
     floatX *dout = nullptr, *din = nullptr;   // (M, C) gradients; in the memory of `out`, one at a time
     floatX* dactivated = nullptr;             // (M, F)
-    floatX* shared_dactivated = nullptr;      // (Rr, S); in the memory of `dactivated`, once that has been read
+    floatX* shared_dactivated = nullptr;      // (Rr, S); in the memory of `dactivated`, before that is written
     float* dweight = nullptr;                 // (Rr, K)
     float* losses = nullptr;                  // (2, Rr) balance loss and z-loss of each row
     std::int32_t* all_offsets = nullptr;      // (E + 1) offsets before any row is dropped

@@ -24,6 +24,7 @@ struct StageOptions {
     bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region
     int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
+    int ep_chunks = 1;                // chunks of a rank's experts: one's rows travel while another's are worked on
     bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone
     float capacity_factor = 0;        // in training (capacity.cuh); 0: experts take all tokens
     RankLayout place = {};            // which part of the model this rank keeps; by default all of it

@@ -4,8 +4,14 @@
 // Experts may be dealt out to several ranks, each with the same number of neighbouring experts. Then the rows of a
 // rank's tokens go to the ranks that hold their experts, and the outputs come back: dispatch and combine. A sender
 // orders its rows by expert, then by token. A holder orders them by expert, then by sender, then by token: as one
-// device would.
+// device would. Rows travel in chunks of neighbouring experts of each holder, so that one chunk's exchange runs beside
+// the work on another; what is computed, and in which order an element is summed, does not depend on them.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/experts/row_sequences.h"
@@ -29,34 +35,45 @@ public:
     // ---- if experts are dealt out. `choice`: address of the indices of the chosen experts, which names an exchange
     // from forward to the end of backward.
 
-    // Tells all ranks how many rows go to which expert. offsets (E + 1): where each expert's rows begin among the
-    // `rows` rows of this rank's tokens; counts: scratch, (ranks, E). The host waits for the stream: it must know how
-    // much it sends.
+    virtual int chunks() const { return 1; }
+    // Experts of this rank that make up a chunk, and their rows.
+    struct HeldChunk {
+        int first_expert, experts, first_row, rows;
+    };
+    virtual HeldChunk held(const void* /*choice*/, int /*chunk*/) { return {}; }
+    virtual int held_rows(const void* /*choice*/) { return 0; }
+
+    // Makes exchanges that are started from now on come after the work given to `stream` so far.
+    virtual void follow(cudaStream_t /*stream*/) {}
+    // Starts to tell all ranks how many rows go to which expert. offsets (E + 1): where each expert's rows begin among
+    // the `rows` rows of this rank's tokens; counts: scratch, (ranks, E). Whatever asks for held rows, or sends rows,
+    // lets the host wait for the counts: it must know how much it sends.
     virtual void begin_exchange(const void* /*choice*/, const std::int32_t* /*offsets*/, int /*rows*/, int /*E*/,
-                                std::int32_t* /*counts*/, cudaStream_t) {
+                                std::int32_t* /*counts*/) {
         ENSURE(false, "an exchange of one device");
     }
-    // Copies where the rows of each of this rank's experts begin, (E / ranks + 1).
+    // Copies where the rows of each of this rank's experts begin, counted from the chunk's first row; those of a chunk
+    // are experts + 1 numbers, from number (first_expert + chunk) on.
     virtual void copy_held_offsets(std::int32_t* /*offsets*/, const void* /*choice*/, cudaStream_t) {}
-    virtual int held_rows(const void* /*choice*/) const { return 0; }
-
-    // Sends rows of `width` elements of this rank's tokens to the ranks that hold their experts; combine() sends them
-    // back.
-    template <class T>
-    void dispatch(T* held, const T* own, int width, const void* choice, cudaStream_t stream) {
-        exchange({held, own, width, dtype_of<T>, false}, choice, stream);
-    }
-    template <class T>
-    void combine(T* own, const T* held, int width, const void* choice, cudaStream_t stream) {
-        exchange({own, held, width, dtype_of<T>, true}, choice, stream);
-    }
 
     struct Rows {
         void* to;
         const void* from;
-        int width;
+        int width;   // elements of a row
         DType type;
-        bool back;
     };
-    virtual void exchange(const Rows& /*rows*/, const void* /*choice*/, cudaStream_t) {}
+    template <class T>
+    static Rows rows(T* to, const T* from, int width) {
+        return {to, from, width, dtype_of<T>};
+    }
+    // Starts sending rows of this rank's tokens to the ranks that hold their experts, all chunks one after another;
+    // combine() starts sending a chunk's rows back.
+    void dispatch(std::initializer_list<Rows> rows, const void* choice) {
+        for (int chunk = 0; chunk < chunks(); chunk++) start(rows, choice, chunk, false);
+    }
+    void combine(std::initializer_list<Rows> rows, const void* choice, int chunk) { start(rows, choice, chunk, true); }
+    // Makes `stream` wait for the exchange of a chunk that was started last, and for all before it.
+    virtual void wait(int /*chunk*/, cudaStream_t /*stream*/) {}
+
+    virtual void start(std::span<const Rows> /*rows*/, const void* /*choice*/, int /*chunk*/, bool /*back*/) {}
 };

@@ -82,19 +82,33 @@ Experts::Matrices Experts::matrices(const ModelState<floatX>& parameters, const 
 
 RouterKind Experts::router_kind() const { return {model().router == RouterScore::sigmoid, model().router_norm}; }
 
-int Experts::held_rows(const ExpertsActivations& a, int tokens) const {
-    return dealt() ? tools_.expert_ranks.held_rows(a.index) : tokens * chosen();
+Experts::Chunk Experts::chunk(const ExpertsActivations& a, int tokens, int number) const {
+    if (!dealt()) return {number, 0, experts(), 0, tokens * chosen(), a.offsets};
+    const ExpertRanks::HeldChunk held = tools_.expert_ranks.held(a.index, number);
+    return {number,         held.first_expert, held.experts,
+            held.first_row, held.rows,         a.held_offsets + held.first_expert + number};
 }
 
-GroupedShape Experts::grouped(const ExpertsActivations& a, const Matrices& matrices, int tokens) const {
-    return {experts() / tools_.sizes.ep, held_rows(a, tokens), matrices.out, matrices.in,
-            dealt() ? a.held_offsets : a.offsets};
+template <class Work>
+void Experts::for_chunks(const ExpertsActivations& a, int tokens, Work&& work) const {
+    for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
+        if (dealt()) tools_.expert_ranks.wait(number, tools_.stream);
+        work(chunk(a, tokens, number));
+    }
 }
 
-ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, int tokens) const {
-    return {
-        a.hidden,       dealt() ? a.held_weight : a.weight, dealt() ? nullptr : a.source, held_rows(a, tokens), out_.in,
-        model().gated()};
+GroupedShape Experts::grouped(const Chunk& chunk, const Matrices& matrices) const {
+    return {chunk.experts, chunk.rows, matrices.out, matrices.in, chunk.offsets};
+}
+
+const floatX* Experts::weights(const Chunk& chunk, const Matrices& matrices) const {
+    return matrices.weights + std::int64_t{chunk.first_expert} * matrices.out * matrices.in;
+}
+
+ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, const Chunk& chunk) const {
+    const floatX* const hidden = chunk.of(a.hidden, in_.out);
+    if (!dealt()) return {hidden, a.weight, a.source, chunk.rows, out_.in, model().gated()};
+    return {hidden, chunk.of(a.held_weight, 1), nullptr, chunk.rows, out_.in, model().gated()};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -119,12 +133,6 @@ void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations&
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
     order(a, tokens);
-    if (!dealt()) return;
-    ExpertRanks& ranks = tools_.expert_ranks;
-    if (!again) {
-        ranks.begin_exchange(index, a.offsets, tokens * K, E, scratch_.counts, tools_.stream);
-    }
-    ranks.copy_held_offsets(a.held_offsets, index, tools_.stream);
 }
 
 // Orders rows by expert; those that are over an expert's capacity come last.
@@ -148,36 +156,43 @@ void Experts::count(const ExpertsActivations& a) const {
     tools_.expert_ranks.add_over_sequences(counts, n, tools_.stream);
 }
 
-// Gathers rows of tokens, (tokens, C), for the experts that take them, and sends them if experts are dealt out.
-void Experts::to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
-    const int C = tools_.sizes.C;
-    floatX* const local = dealt() ? scratch_.own_rows : to;
-    gather_rows(local, from, a.source, tokens * chosen(), tokens, chosen(), C, tools_.stream);
-    if (dealt()) tools_.expert_ranks.dispatch(to, local, C, a.index, tools_.stream);
+// Gathers rows of tokens, (tokens, C), for the experts that take them: for experts of other ranks, to be sent.
+void Experts::gather(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
+    gather_rows(dealt() ? scratch_.own_rows : to, from, a.source, tokens * chosen(), tokens, chosen(), tools_.sizes.C,
+                tools_.stream);
+    if (dealt()) tools_.expert_ranks.follow(tools_.stream);
 }
 
-// Returns the experts' outputs for the rows of this rank's tokens, in the order of experts.
-const floatX* Experts::from_experts(const floatX* from, const ExpertsActivations& a) const {
-    if (!dealt()) return from;
-    tools_.expert_ranks.combine(scratch_.own_rows, from, tools_.sizes.C, a.index, tools_.stream);
-    return scratch_.own_rows;
+// Starts sending the rows that gather() has made, if experts are dealt out: before any work that may run beside it.
+void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
+    if (dealt()) tools_.expert_ranks.dispatch({ExpertRanks::rows(to, scratch_.own_rows, tools_.sizes.C)}, a.index);
 }
 
-void Experts::send_weights(const ExpertsActivations& a) const {
+// The same in forward: the weights of the rows travel too, unless they are kept from before, and the counts first.
+void Experts::gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
+    if (dealt() && !again) take_values(scratch_.own_values, a.weight, a.source, tokens * chosen(), tools_.stream);
+    gather(a.in, normed, a, tokens);
+    if (!dealt() || again) return;
+    tools_.expert_ranks.begin_exchange(a.index, a.offsets, tokens * chosen(), experts(), scratch_.counts);
+}
+void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) const {
     if (!dealt()) return;
-    take_values(scratch_.own_values, a.weight, a.source, rows() * chosen(), tools_.stream);
-    tools_.expert_ranks.dispatch(a.held_weight, scratch_.own_values, 1, a.index, tools_.stream);
+    if (again) {
+        dispatch(a.in, a);
+    } else {   // the weights are kept
+        tools_.expert_ranks.dispatch({ExpertRanks::rows(a.in, scratch_.own_rows, tools_.sizes.C),
+                                      ExpertRanks::rows(a.held_weight, scratch_.own_values, 1)},
+                                     a.index);
+    }
+    tools_.expert_ranks.copy_held_offsets(a.held_offsets, a.index, tools_.stream);
 }
 
-void Experts::receive_weight_gradients(const ExpertsActivations& a) const {
-    if (!dealt()) return;
-    tools_.expert_ranks.combine(scratch_.own_values, scratch_.held_dweight, 1, a.index, tools_.stream);
-    take_values(scratch_.dweight, scratch_.own_values, a.row, rows() * chosen(), tools_.stream);
-}
-
-void Experts::activate(const ExpertsActivations& a, int tokens) const {
-    expert_activation(a.activated, activation(a, tokens), tools_.stream);
-    if (shared_in_) activate_shared(a, tokens);
+// Adds up the experts' outputs for each token, and `more` (tokens, C) or null.
+void Experts::combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a,
+                      int tokens) const {
+    if (dealt()) tools_.expert_ranks.wait(tools_.expert_ranks.chunks() - 1, tools_.stream);
+    combine_rows(sum, dealt() ? scratch_.own_rows : made, more, a.row, a.offsets + experts(), tokens, chosen(),
+                 tools_.sizes.C, tools_.stream);
 }
 
 void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
@@ -187,55 +202,73 @@ void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
     gelu_forward<floatX>(out, a.shared_hidden, std::int64_t{tokens} * S, tools_.stream);
 }
 
-void Experts::run(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
+// Runs the shared experts; `out` (tokens, C) or null.
+void Experts::run_shared(floatX* out, const floatX* normed, int tokens, const ExpertsActivations& a) const {
+    if (!shared_in_) return;
+    shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
+    activate_shared(a, tokens);
+    if (out != nullptr) shared_out_->forward(out, a.shared_activated, tokens, tools_.stream);
+}
+
+// Computes sum (tokens, C), or if that is null only the activations. Rows travel while the shared experts run, and then
+// while the experts of another chunk do.
+void Experts::run(floatX* sum, const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
     choose(normed, tokens, a, again);
-    to_experts(a.in, normed, a, tokens);
-    if (!again) send_weights(a);   // the weights are kept
-    grouped_forward(a.hidden, a.in, in_.weights, grouped(a, in_, tokens), tools_.stream);
-    if (shared_in_) shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
-    activate(a, tokens);
+    gather_and_count(normed, tokens, a, again);
+    run_shared(sum, normed, tokens, a);
+    dispatch_with_weights(a, again);
+    for_chunks(a, tokens, [&](const Chunk& chunk) {
+        const floatX* const in = chunk.of(a.in, in_.in);
+        grouped_forward(chunk.of(a.hidden, in_.out), in, weights(chunk, in_), grouped(chunk, in_), tools_.stream);
+        floatX* const activated = chunk.of(a.activated, out_.in);
+        expert_activation(activated, activation(a, chunk), tools_.stream);
+        if (sum == nullptr) return;
+        floatX* const out = chunk.of(scratch_.out, out_.out);
+        grouped_forward(out, activated, weights(chunk, out_), grouped(chunk, out_), tools_.stream);
+        if (!dealt()) return;
+        tools_.expert_ranks.follow(tools_.stream);
+        tools_.expert_ranks.combine({ExpertRanks::rows(scratch_.own_rows, scratch_.out, out_.out)}, a.index,
+                                    chunk.number);
+    });
+    if (sum != nullptr) combine(sum, scratch_.out, shared_out_ ? sum : nullptr, a, tokens);
 }
 
 void Experts::forward(const SublayerForward& args, const ExpertsActivations& a) const {
-    run(a.norm.out, rows(), a, args.again);
+    floatX* const sum = args.out == nullptr ? nullptr : tools_.workspace.branch_out;
+    run(sum, a.norm.out, rows(), a, args.again);
     if (!args.again) count(a);
-    if (args.out == nullptr) return;
-    add_branch(args, combined(a, rows()), tools_);
-}
-
-// Runs the second matrices, and adds up their outputs for each token.
-floatX* Experts::combined(const ExpertsActivations& a, int tokens) const {
-    floatX* const sum = tools_.workspace.branch_out;
-    grouped_forward(scratch_.out, a.activated, out_.weights, grouped(a, out_, tokens), tools_.stream);
-    const floatX* const made = from_experts(scratch_.out, a);
-    if (shared_out_) shared_out_->forward(sum, a.shared_activated, tokens, tools_.stream);
-    combine_rows(sum, made, shared_out_ ? sum : nullptr, a.row, a.offsets + experts(), tokens, chosen(), tools_.sizes.C,
-                 tools_.stream);
-    return sum;
+    if (sum != nullptr) add_branch(args, sum, tools_);
 }
 
 const floatX* Experts::cached(const CachedStep& step, const ExpertsActivations& a) const {
     ENSURE(!dealt(), "a sequence is generated on one device");
-    run(step.in, step.rows, a, false);
-    return combined(a, step.rows);
+    floatX* const sum = tools_.workspace.branch_out;
+    run(sum, step.in, step.rows, a, false);
+    return sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
 void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute level) const {
-    if (level >= Recompute::gelu) activate(a, rows());
+    if (level >= Recompute::gelu) {
+        for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
+            const Chunk part = chunk(a, rows(), number);
+            expert_activation(part.of(a.activated, out_.in), activation(a, part), tools_.stream);
+        }
+        if (shared_in_) activate_shared(a, rows());
+    }
     if (level < Recompute::gelu_norm) return;
     norm_.forward({a.norm.out}, in);   // statistics are kept
-    if (!dealt()) to_experts(a.in, a.norm.out, a, rows());
+    if (!dealt()) gather(a.in, a.norm.out, a, rows());
 }
 
+// Adds the gradient of a group of matrices' weights, from `first` on, to where `to` says.
 template <class A>
-void Experts::backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
-                              const floatX* in) const {
-    const GradientTarget to = gradients.next(matrices.index);
-    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-        grouped_weight_gradient(to.data.as<G>(), dout, in, shape, to.accumulate, tools_.stream);
+static void add_weight_gradient(const GradientTarget& to, std::int64_t first, DType type, const A* dout,
+                                const floatX* in, const GroupedShape& shape, cudaStream_t stream) {
+    with_gradient_type<floatX>(type, [&]<class G> {
+        grouped_weight_gradient(to.data.as<G>() + first, dout, in, shape, to.accumulate, stream);
     });
 }
 
@@ -265,7 +298,7 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
     const ExpertTotals& totals = tools_.expert_totals;
     const int n = rows();
     if (totals.counts == nullptr) return;
-    if (dealt()) totals.held_rows[layer_] += held_rows(a, n);
+    if (dealt()) totals.held_rows[layer_] += tools_.expert_ranks.held_rows(a.index);
     count_experts(totals.counts + std::int64_t{layer_} * experts(), a.index, n, experts(), chosen(), {n, n, n, 0},
                   tools_.stream);
     const double factors[] = {model().aux_loss, model().router_z_loss};
@@ -292,44 +325,85 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dresidual, const S
     shared_in_->backward_input(din, dhidden, count, tools_.stream);
 }
 
-// Queues the gradient of the second matrices' weights, which reads dout (M, C), gathered from `kept_dresidual` (Rr, C).
-void Experts::queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
-                                 const ExpertsActivations& a) const {
-    now_or_later(args, [=, this, &gradients = args.gradients, tokens = rows(), delayed = args.delayed()] {
-        if (delayed) to_experts(scratch_.dout, kept_dresidual, a, tokens);
-        backward_weight(gradients, out_, grouped(a, out_, tokens), scratch_.dout, a.activated);
+// Computes the gradient of a chunk's weights.
+void Experts::backward_weight(const GradientTarget& to, DType type, const Matrices& matrices, const Chunk& chunk,
+                              const floatX* dout, const floatX* in) const {
+    add_weight_gradient(to, weights(chunk, matrices) - matrices.weights, type, chunk.of(dout, matrices.out),
+                        chunk.of(in, matrices.in), grouped(chunk, matrices), tools_.stream);
+}
+
+// Queues the gradients of the experts' weights. The outputs' gradient, dout (M, C), is gathered again from
+// `kept_dresidual` (Rr, C), because the inputs' took its place.
+void Experts::queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
+                                     const ExpertsActivations& a) const {
+    args.queue.add([=, this, &gradients = args.gradients] {
+        gather(scratch_.dout, kept_dresidual, a, rows());
+        dispatch(scratch_.dout, a);
+        const GradientTarget of_out = gradients.next(out_.index), of_in = gradients.next(in_.index);
+        for_chunks(a, rows(), [&](const Chunk& chunk) {
+            backward_weight(of_out, gradients.type(), out_, chunk, scratch_.dout, a.activated);
+            backward_weight(of_in, gradients.type(), in_, chunk, a.hidden, a.in);
+        });
+    });
+}
+
+void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const {
+    now_or_later(args, [=, this, &gradients = args.gradients] {
+        add_weight_gradient<float>(gradients.next(router_.index), 0, gradients.type(), a.logits, a.norm.out,
+                                   {1, rows(), router_.out, router_.in, nullptr}, tools_.stream);
+    });
+}
+
+// Computes din (M, C), the gradient of the experts' inputs, and that of the rows' weights, while rows of other chunks
+// travel; and the gradients of the experts' weights, unless these are delayed.
+void Experts::experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const {
+    const cudaStream_t stream = tools_.stream;
+    floatX* const dhidden = a.hidden;
+    GradientTarget of_out, of_in;
+    const DType type = args.gradients.type();
+    if (!args.delayed()) of_out = args.gradients.next(out_.index), of_in = args.gradients.next(in_.index);
+    for_chunks(a, rows(), [&](const Chunk& chunk) {
+        if (!args.delayed()) backward_weight(of_out, type, out_, chunk, scratch_.dout, a.activated);
+        floatX* const dactivated = chunk.of(scratch_.dactivated, out_.in);
+        grouped_input_gradient(dactivated, chunk.of(scratch_.dout, out_.out), weights(chunk, out_),
+                               grouped(chunk, out_), false, stream);
+        expert_activation_backward(chunk.of(dhidden, in_.out),
+                                   dealt() ? chunk.of(scratch_.held_dweight, 1) : scratch_.dweight, dactivated,
+                                   activation(a, chunk), stream);
+        grouped_input_gradient(chunk.of(scratch_.din, in_.in), chunk.of(dhidden, in_.out), weights(chunk, in_),
+                               grouped(chunk, in_), false, stream);
+        if (dealt()) {
+            tools_.expert_ranks.follow(stream);
+            tools_.expert_ranks.combine({ExpertRanks::rows(scratch_.own_rows, scratch_.din, in_.in),
+                                         ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
+                                        a.index, chunk.number);
+        }
+        if (!args.delayed()) backward_weight(of_in, type, in_, chunk, dhidden, a.in);
     });
 }
 
 void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
-    const int tokens = rows();
-    floatX *const dhidden = a.hidden, *const dnormed = tools_.workspace.dnormed;
+    const int tokens = rows(), K = chosen();
+    floatX* const dnormed = tools_.workspace.dnormed;
     const floatX* const kept_dresidual =
         keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
-    to_experts(scratch_.dout, args.dresidual, a, tokens);
-    queue_out_gradient(kept_dresidual, args, a);
-    grouped_input_gradient(scratch_.dactivated, scratch_.dout, out_.weights, grouped(a, out_, tokens), false, stream);
-    expert_activation_backward(dhidden, dealt() ? scratch_.held_dweight : scratch_.dweight, scratch_.dactivated,
-                               activation(a, tokens), stream);
-    receive_weight_gradients(a);
+    gather(scratch_.dout, args.dresidual, a, tokens);
+    dispatch(scratch_.dout, a);
+    if (args.delayed()) queue_weight_gradients(kept_dresidual, args, a);
+    if (shared_in_) shared_backward(dnormed, kept_dresidual, args, a);
+    experts_backward(args, a);
+    combine(dnormed, scratch_.din, shared_in_ ? dnormed : nullptr, a, tokens);
+    if (dealt()) take_values(scratch_.dweight, scratch_.own_values, a.row, tokens * K, stream);
     if (has_capacity()) {
         std::int32_t* const dropped = tools_.expert_totals.dropped;
         forget_dropped(scratch_.dweight, dropped ? dropped + layer_ : nullptr, a.offsets, a.source, tokens, experts(),
-                       chosen(), stream);
+                       K, stream);
     }
     route_backward(a);
-    const GroupedShape router{1, tokens, router_.out, router_.in, nullptr};
-    now_or_later(args, [=, this, &gradients = args.gradients] {
-        backward_weight(gradients, in_, grouped(a, in_, tokens), dhidden, a.in);
-        backward_weight(gradients, router_, router, a.logits, a.norm.out);
-    });
-    grouped_input_gradient(scratch_.din, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
-    const floatX* const made = from_experts(scratch_.din, a);
-    if (shared_in_) shared_backward(dnormed, kept_dresidual, args, a);
-    combine_rows(dnormed, made, shared_in_ ? dnormed : nullptr, a.row, a.offsets + experts(), tokens, chosen(),
-                 tools_.sizes.C, stream);
-    grouped_input_gradient(dnormed, a.logits, router_.weights, router, true, stream);
+    queue_router_gradient(args, a);
+    grouped_input_gradient(dnormed, a.logits, router_.weights, {1, tokens, router_.out, router_.in, nullptr}, true,
+                           stream);
     norm_.backward({.din = args.dresidual,
                     .dout = dnormed,
                     .in = args.in,

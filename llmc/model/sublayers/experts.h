@@ -10,7 +10,9 @@
 //
 // If experts are dealt out to ranks (--ep, expert_ranks.h), the work between dispatch and combine is on rows of tokens
 // of all these ranks. There is room for as many as may come: ranks x tokens x the lesser of K and of the experts that a
-// rank holds. The weights of rows travel with them.
+// rank holds. The weights of rows travel with them. Rows of one chunk of experts travel while another chunk's are
+// worked on: the first chunk's way to the experts, the last one's way back, and the counts are what nothing of these
+// hides. Shared experts run during the first, gradients of weights during the second.
 #pragma once
 
 #include <optional>
@@ -48,36 +50,50 @@ private:
     int experts() const { return static_cast<int>(model().experts); }
     int chosen() const { return static_cast<int>(model().experts_per_token()); }
     int rows() const { return tools_.sizes.residual_rows(); }
+    // Experts of this rank that work at once, neighbours, and their rows: from this rank's tokens, or if experts are
+    // dealt out from those of all ranks.
+    struct Chunk {
+        int number, first_expert, experts, first_row, rows;
+        const std::int32_t* offsets;   // of the experts, from the first row on
+
+        template <class T>
+        T* of(T* all, int width) const {   // its rows of (M, width)
+            return all + std::int64_t{first_row} * width;
+        }
+    };
     RouterKind router_kind() const;
     Matrices matrices(const ModelState<floatX>& parameters, const char* name, int of_experts) const;
-    // True if experts are dealt out. held_rows(): rows of this rank's experts, then from all these ranks, else from
-    // this one.
-    bool dealt() const { return tools_.sizes.ep > 1; }
+    bool dealt() const { return tools_.sizes.ep > 1; }   // true if experts are dealt out
     bool has_capacity() const { return tools_.capacity_factor > 0; }
-    int held_rows(const ExpertsActivations& a, int tokens) const;
-    GroupedShape grouped(const ExpertsActivations& a, const Matrices& matrices, int tokens) const;
-    ExpertActivation<floatX> activation(const ExpertsActivations& a, int tokens) const;
+    Chunk chunk(const ExpertsActivations& a, int tokens, int number) const;
+    // Calls work(chunk) for each chunk, in order, once the exchange that was started last has brought its rows.
+    template <class Work>
+    void for_chunks(const ExpertsActivations& a, int tokens, Work&& work) const;
+    GroupedShape grouped(const Chunk& chunk, const Matrices& matrices) const;
+    const floatX* weights(const Chunk& chunk, const Matrices& matrices) const;
+    ExpertActivation<floatX> activation(const ExpertsActivations& a, const Chunk& chunk) const;
 
     void choose(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
     void order(const ExpertsActivations& a, int tokens) const;
     void count(const ExpertsActivations& a) const;
-    void run(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
-    void activate(const ExpertsActivations& a, int tokens) const;
+    void run(floatX* sum, const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
+    void run_shared(floatX* out, const floatX* normed, int tokens, const ExpertsActivations& a) const;
     void activate_shared(const ExpertsActivations& a, int tokens) const;
-    void to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const;
-    const floatX* from_experts(const floatX* from, const ExpertsActivations& a) const;
-    void send_weights(const ExpertsActivations& a) const;
-    void receive_weight_gradients(const ExpertsActivations& a) const;
-    floatX* combined(const ExpertsActivations& a, int tokens) const;
+    void gather(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const;
+    void gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
+    void dispatch(floatX* to, const ExpertsActivations& a) const;
+    void dispatch_with_weights(const ExpertsActivations& a, bool again) const;
+    void combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a, int tokens) const;
     void route_backward(const ExpertsActivations& a) const;
     void add_to_totals(const ExpertsActivations& a) const;
+    void experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const;
     void shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
                          const ExpertsActivations& a) const;
-    void queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
-                            const ExpertsActivations& a) const;
-    template <class A>
-    void backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
-                         const floatX* in) const;
+    void queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
+                                const ExpertsActivations& a) const;
+    void queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const;
+    void backward_weight(const GradientTarget& to, DType type, const Matrices& matrices, const Chunk& chunk,
+                         const floatX* dout, const floatX* in) const;
 
     const StageTools& tools_;
     Norm norm_;

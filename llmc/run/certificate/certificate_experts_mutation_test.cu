@@ -18,10 +18,10 @@ public:
     const Stage* stage = nullptr;
     int hits = 0;
 
-    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
-                        cudaStream_t stream) override {
+    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E,
+                        std::int32_t* counts) override {
         begun_ = choice;
-        AroundExpertRanks::begin_exchange(choice, offsets, rows, E, counts, stream);
+        AroundExpertRanks::begin_exchange(choice, offsets, rows, E, counts);
     }
     void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
         AroundExpertRanks::copy_held_offsets(offsets, choice, stream);

@@ -144,6 +144,26 @@ TEST_CASE("certificate: experts dealt out to ranks give forward's bits of ranks 
     }
 }
 
+// Four experts of a rank in 1, 2, 3 (so not of equal size) and 4 chunks.
+TEST_CASE("certificate: chunks of experts' exchanges change no bit") {
+    for (Layout layout : {dealt(2, experts(2, 2, 2)), dealt(2, over(experts(2, 1, 1, Recompute::block), 2, true)),
+                          dealt(2, in_stages(experts(2, 0, 2), 3, PipelineKind::zero_bubble))}) {
+        layout.step_sequences = 16;
+        std::optional<Result> expected;
+        for (const int chunks : {1, 2, 3, 4, 9}) {
+            layout.ep_chunks = chunks;
+            on_layout(layout, [&](Rank& rank, TestRank& me) {
+                const int found = rank.expert_ranks()->chunks();
+                me.require(found == std::min(chunks, 4), found, " chunks of ", chunks);
+                const Result result = rank.train(2);
+                if (me.rank() != 0) return;
+                if (!expected) expected = result;
+                me.require(result == *expected, "another result with ", chunks, " chunks");
+            });
+        }
+    }
+}
+
 TEST_CASE("certificate: tokens of each expert and the router's losses are one process's, whatever the layout") {
     Layout reference = dealt(1, experts(1, 0, 1));
     reference.choices = std::make_shared<Choices>();

@@ -73,6 +73,7 @@ struct Layout {
     int zero_group = 0;
     int experts = 0, experts_per_token = 2;   // in place of the MLP, with both of the router's losses
     int ep = 1;                               // ranks that these are dealt out to
+    int ep_chunks = 2;                        // StageOptions::ep_chunks
     float capacity_factor = 0;                // StageOptions::capacity_factor
     RouterScore router = RouterScore::softmax;
     std::shared_ptr<Choices> choices = nullptr;   // choices of experts: replayed, or recorded if empty

@@ -67,6 +67,7 @@ public:
         options.cut_points = cut_points;
         options.expert_ranks = expert_ranks;
         options.tp_chunks = layout.tp_chunks;
+        options.ep_chunks = layout.ep_chunks;
         options.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
         options.B = layout.sequences() / layout.dp / layout.micro_batches;
         options.T = layout.seq_len;

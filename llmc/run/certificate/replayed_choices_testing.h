@@ -34,17 +34,21 @@ public:
     void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
         real_->add_over_sequences(counts, n, stream);
     }
-    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E, std::int32_t* counts,
-                        cudaStream_t stream) override {
-        real_->begin_exchange(choice, offsets, rows, E, counts, stream);
+    int chunks() const override { return real_->chunks(); }
+    HeldChunk held(const void* choice, int chunk) override { return real_->held(choice, chunk); }
+    int held_rows(const void* choice) override { return real_->held_rows(choice); }
+    void follow(cudaStream_t stream) override { real_->follow(stream); }
+    void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E,
+                        std::int32_t* counts) override {
+        real_->begin_exchange(choice, offsets, rows, E, counts);
     }
     void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
         real_->copy_held_offsets(offsets, choice, stream);
     }
-    int held_rows(const void* choice) const override { return real_->held_rows(choice); }
-    void exchange(const Rows& rows, const void* choice, cudaStream_t stream) override {
-        real_->exchange(rows, choice, stream);
+    void start(std::span<const Rows> rows, const void* choice, int chunk, bool back) override {
+        real_->start(rows, choice, chunk, back);
     }
+    void wait(int chunk, cudaStream_t stream) override { real_->wait(chunk, stream); }
 
 private:
     std::unique_ptr<ExpertRanks> real_;

@@ -1,0 +1,65 @@
+// Parts of a layer's time, for the closed forms of a plan (closed_form.cpp).
+#pragma once
+
+#include <algorithm>
+
+// Seconds of one layer and micro-batch on one rank.
+struct LayerTime {
+    double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
+    double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
+    double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
+    double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
+    double context_bytes = 0, context_seconds = 0, context_exposed = 0;   // sent by context parallelism
+    double expert_bytes = 0, expert_seconds = 0;      // bytes sent and seconds by expert parallelism
+    double expert_forward = 0, expert_backward = 0;   // exposed seconds, and the slowdown of work beside it
+    double expert_weight = 0;                         // the same of gradients of weights that wait
+    double compute() const { return forward + input + weight + recompute; }
+    double tensor_exposed() const { return tensor_forward + tensor_backward; }
+    double expert_exposed() const { return expert_forward + expert_backward + expert_weight; }
+    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3 + expert_forward; }
+    double input_seconds() const {
+        return input + recompute + tensor_backward + 2 * context_exposed / 3 + expert_backward;
+    }
+    double weight_seconds() const { return weight + expert_weight; }
+};
+
+// Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
+struct BranchTime {
+    double in = 0, out = 0;
+};
+
+// Forward seconds of a layer's experts, without the shared ones: of their two matrices and between these.
+struct ExpertTime {
+    double in = 0, out = 0, activation = 0;
+};
+
+// A matrix of a layer, and the rows of a micro-batch that are multiplied with it; all experts' matrices count as one.
+struct LayerMatrix {
+    double rows, outputs, inputs;
+    double elements;                                               // as many as the matrix has
+    double flops() const { return 2 * rows * outputs * inputs; }   // for each of its three matmuls
+};
+
+// Rows that travel to experts of other ranks chunk by chunk, one exchange after another, while these and what comes
+// before them are worked on; with `back` each chunk's rows return once its work is done.
+struct ChunkedExchange {
+    int chunks;
+    double one;      // seconds of a chunk's exchange
+    double before;   // seconds of work that waits for no rows
+    double work;     // of each chunk, between its exchanges
+    double after;    // of each chunk, beside its way back
+    bool back;
+
+    double exchanges() const { return (back ? 2 : 1) * chunks * one; }
+    // Returns how much longer all work takes because of the exchanges.
+    double exposed() const {
+        double computed = before, sent = chunks * one;
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            computed = std::max(computed, (chunk + 1) * one) + work;
+            if (back) sent = std::max(sent, computed) + one;
+            computed += after;
+        }
+        return (back ? std::max(sent, computed) : computed) - before - chunks * (work + after);
+    }
+    double hidden() const { return std::max(0.0, exchanges() - exposed()); }
+};
