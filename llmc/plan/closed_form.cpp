@@ -240,10 +240,10 @@ private:
             const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
             layer.forward += turned + pauses, layer.input += turned;
         }
-        if (experts) {   // rows are gathered for the experts, and their outputs added up
-            const double rows = moved((chosen() + 1) * residual);
-            layer.forward += 2 * rows + kRouterKernels * machine_.kernel_seconds, last += rows;
-            layer.input += 2 * rows + kRouterKernels * machine_.kernel_seconds;
+        if (experts) {   // the experts' outputs are added up; rows that travel are gathered before
+            const double rows = moved((chosen() + 1) * residual), all = mesh_.ep > 1 ? 2 * rows : rows;
+            layer.forward += all + kRouterKernels * machine_.kernel_seconds, last += rows;
+            layer.input += all + kRouterKernels * machine_.kernel_seconds;
         }
         if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
         if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);

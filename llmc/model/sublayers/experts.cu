@@ -148,12 +148,19 @@ void Experts::count(const ExpertsActivations& a) const {
     tools_.expert_ranks.add_over_sequences(counts, n, tools_.stream);
 }
 
-// Gathers rows of tokens, (tokens, C), for the experts that take them, and sends them if experts are dealt out.
-void Experts::to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
+// Returns what the experts' matmuls read of rows of tokens, (tokens, C): if experts are dealt out `to`, where the rows
+// of their tokens have come; else the rows themselves, which are gathered() in the load.
+const floatX* Experts::to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
+    if (!dealt()) return from;
     const int C = tools_.sizes.C;
-    floatX* const local = dealt() ? scratch_.own_rows : to;
-    gather_rows(local, from, a.source, tokens * chosen(), tokens, chosen(), C, tools_.stream);
-    if (dealt()) tools_.expert_ranks.dispatch(to, local, C, a.index, tools_.stream);
+    gather_rows(scratch_.own_rows, from, a.source, tokens * chosen(), tokens, chosen(), C, tools_.stream);
+    tools_.expert_ranks.dispatch(to, scratch_.own_rows, C, a.index, tools_.stream);
+    return to;
+}
+
+GatheredRows Experts::gathered(const ExpertsActivations& a, int tokens) const {
+    if (dealt()) return {};
+    return {a.source, tokens, chosen()};
 }
 
 // Returns the experts' outputs for the rows of this rank's tokens, in the order of experts.
@@ -189,9 +196,9 @@ void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
 
 void Experts::run(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
     choose(normed, tokens, a, again);
-    to_experts(a.in, normed, a, tokens);
+    const floatX* const in = to_experts(a.in, normed, a, tokens);
     if (!again) send_weights(a);   // the weights are kept
-    grouped_forward(a.hidden, a.in, in_.weights, grouped(a, in_, tokens), tools_.stream);
+    grouped_forward(a.hidden, in, in_.weights, grouped(a, in_, tokens), tools_.stream, gathered(a, tokens));
     if (shared_in_) shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
     activate(a, tokens);
 }
@@ -227,15 +234,14 @@ void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute
     if (level >= Recompute::gelu) activate(a, rows());
     if (level < Recompute::gelu_norm) return;
     norm_.forward({a.norm.out}, in);   // statistics are kept
-    if (!dealt()) to_experts(a.in, a.norm.out, a, rows());
 }
 
 template <class A>
 void Experts::backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
-                              const floatX* in) const {
+                              const floatX* in, const GatheredRows& dout_rows, const GatheredRows& in_rows) const {
     const GradientTarget to = gradients.next(matrices.index);
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-        grouped_weight_gradient(to.data.as<G>(), dout, in, shape, to.accumulate, tools_.stream);
+        grouped_weight_gradient(to.data.as<G>(), dout, in, shape, to.accumulate, tools_.stream, dout_rows, in_rows);
     });
 }
 
@@ -292,12 +298,13 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dresidual, const S
     shared_in_->backward_input(din, dhidden, count, tools_.stream);
 }
 
-// Queues the gradient of the second matrices' weights, which reads dout (M, C), gathered from `kept_dresidual` (Rr, C).
-void Experts::queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
+// Queues the gradient of the second matrices' weights, which reads `dout`: what to_experts() has made, or if delayed
+// makes again, of `kept_dresidual` (Rr, C).
+void Experts::queue_out_gradient(const floatX* dout, const floatX* kept_dresidual, const SublayerBackward& args,
                                  const ExpertsActivations& a) const {
     now_or_later(args, [=, this, &gradients = args.gradients, tokens = rows(), delayed = args.delayed()] {
-        if (delayed) to_experts(scratch_.dout, kept_dresidual, a, tokens);
-        backward_weight(gradients, out_, grouped(a, out_, tokens), scratch_.dout, a.activated);
+        const floatX* const made = delayed ? to_experts(scratch_.dout, kept_dresidual, a, tokens) : dout;
+        backward_weight(gradients, out_, grouped(a, out_, tokens), made, a.activated, gathered(a, tokens), {});
     });
 }
 
@@ -307,9 +314,10 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     floatX *const dhidden = a.hidden, *const dnormed = tools_.workspace.dnormed;
     const floatX* const kept_dresidual =
         keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
-    to_experts(scratch_.dout, args.dresidual, a, tokens);
-    queue_out_gradient(kept_dresidual, args, a);
-    grouped_input_gradient(scratch_.dactivated, scratch_.dout, out_.weights, grouped(a, out_, tokens), false, stream);
+    const floatX* const dout = to_experts(scratch_.dout, args.dresidual, a, tokens);
+    queue_out_gradient(dout, kept_dresidual, args, a);
+    grouped_input_gradient(scratch_.dactivated, dout, out_.weights, grouped(a, out_, tokens), false, stream,
+                           gathered(a, tokens));
     expert_activation_backward(dhidden, dealt() ? scratch_.held_dweight : scratch_.dweight, scratch_.dactivated,
                                activation(a, tokens), stream);
     receive_weight_gradients(a);
@@ -321,8 +329,9 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     route_backward(a);
     const GroupedShape router{1, tokens, router_.out, router_.in, nullptr};
     now_or_later(args, [=, this, &gradients = args.gradients] {
-        backward_weight(gradients, in_, grouped(a, in_, tokens), dhidden, a.in);
-        backward_weight(gradients, router_, router, a.logits, a.norm.out);
+        backward_weight(gradients, in_, grouped(a, in_, tokens), dhidden, dealt() ? a.in : a.norm.out, {},
+                        gathered(a, tokens));
+        backward_weight(gradients, router_, router, a.logits, a.norm.out, {}, {});
     });
     grouped_input_gradient(scratch_.din, dhidden, in_.weights, grouped(a, in_, tokens), false, stream);
     const floatX* const made = from_experts(scratch_.din, a);

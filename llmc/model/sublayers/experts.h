@@ -19,6 +19,7 @@
 #include "llmc/model/sublayer.h"
 
 // llmc/kernels/experts
+struct GatheredRows;
 struct GroupedShape;
 struct RouterKind;
 template <class Real>
@@ -64,7 +65,8 @@ private:
     void run(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
     void activate(const ExpertsActivations& a, int tokens) const;
     void activate_shared(const ExpertsActivations& a, int tokens) const;
-    void to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const;
+    const floatX* to_experts(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const;
+    GatheredRows gathered(const ExpertsActivations& a, int tokens) const;
     const floatX* from_experts(const floatX* from, const ExpertsActivations& a) const;
     void send_weights(const ExpertsActivations& a) const;
     void receive_weight_gradients(const ExpertsActivations& a) const;
@@ -73,11 +75,11 @@ private:
     void add_to_totals(const ExpertsActivations& a) const;
     void shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
                          const ExpertsActivations& a) const;
-    void queue_out_gradient(const floatX* kept_dresidual, const SublayerBackward& args,
+    void queue_out_gradient(const floatX* dout, const floatX* kept_dresidual, const SublayerBackward& args,
                             const ExpertsActivations& a) const;
     template <class A>
     void backward_weight(Gradients& gradients, const Matrices& matrices, const GroupedShape& shape, const A* dout,
-                         const floatX* in) const;
+                         const floatX* in, const GatheredRows& dout_rows, const GatheredRows& in_rows) const;
 
     const StageTools& tools_;
     Norm norm_;
