@@ -232,8 +232,9 @@ private:
         const bool experts = config_.experts > 0, gated = config_.gated(),
                    apart = experts || !traits_of(config_.mlp).in_matmul || kElement == 4;
         const double residual = residual_bytes_ / sizes_.residual_parts, inner = kElement * activated_elements();
-        const int read = gated ? 2 : 1;   // arrays read, of F channels each
-        layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner) + pauses : 0);
+        const int read = gated ? 2 : 1;   // arrays read, of F channels each; experts' matmul still has them in forward
+        const double at_hand = kElement * residual_rows() * chosen() * static_cast<double>(config_.expert_width());
+        layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner - read * at_hand) + pauses : 0);
         layer.input +=
             2 * (moved(5 * residual) + machine_.kernel_seconds) + (apart ? moved((2 * read + 1) * inner) : 0);
         if (config_.positions == PositionKind::rotary) {

@@ -9,46 +9,6 @@ namespace {
 
 using Index = std::size_t;
 
-// A kernel and the type of its factors.
-struct FmaFloat {
-    using Real = float;
-    static constexpr bool tensor_cores = false;
-};
-struct FmaBf16 {
-    using Real = bf16;
-    static constexpr bool tensor_cores = false;
-};
-struct TensorCores {
-    using Real = bf16;
-    static constexpr bool tensor_cores = true;
-};
-
-template <class Kernel, class Product>
-void run(const Product& p, cudaStream_t stream) {
-    if constexpr (Kernel::tensor_cores) {
-        REQUIRE(grouped_mma_serves(p));
-        launch_grouped_mma(p, stream);
-    } else {
-        launch_grouped(p, stream);
-    }
-}
-
-// Rows of `chosen` choices by each token, in a mixed order. The first token's come last, in no group.
-std::vector<int> mixed_source(int tokens, int chosen) {
-    const int used = (tokens - 1) * chosen, stride = 37;
-    REQUIRE(std::gcd(used, stride) == 1);
-    std::vector<int> source;
-    for (int i = 0; i < used; i++) source.push_back(chosen + i * stride % used);
-    for (int i = 0; i < chosen; i++) source.push_back(i);
-    return source;
-}
-
-template <class T>
-bool same_bits(const TestTensor<T>& a, const TestTensor<T>& b) {
-    const std::vector<T> of_a = a.raw(), of_b = b.raw();
-    return of_a.size() == of_b.size() && std::memcmp(of_a.data(), of_b.data(), sizeof(T) * of_a.size()) == 0;
-}
-
 template <class Kernel, class Gradient>
 void check_gathered(const std::vector<int>& groups, int chosen, int N, int K) {
     using Real = typename Kernel::Real;

@@ -44,10 +44,11 @@ constexpr int kGroupedTile = 64;      // rows and columns of a block's part of t
 constexpr int kGroupedStep = 32;      // steps of the sum in shared memory at once
 constexpr int kGroupedThreads = 64;   // 8 x 8, each with 8 x 8 elements
 
-// Loads 64 rows x 32 steps of a factor into shared memory as [step][row], with zeros outside.
-template <Along along, class T>
+// Loads 64 rows x 32 steps of a factor into shared memory as [step][row], with zeros outside. memory_row(i): the row of
+// the factor's memory that row i, or step i, is in.
+template <Along along, class T, class MemoryRow>
 __device__ __forceinline__ void load_grouped_tile(float (&tile)[kGroupedStep][kGroupedTile], const T* from,
-                                                  std::int64_t stride, bool packets, const GatheredRows& gathered,
+                                                  std::int64_t stride, bool packets, const MemoryRow& memory_row,
                                                   int row, int row_end, int step, int step_end) {
     constexpr int pieces = kGroupedTile * kGroupedStep / 8;
     for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kGroupedThreads) {
@@ -55,14 +56,14 @@ __device__ __forceinline__ void load_grouped_tile(float (&tile)[kGroupedStep][kG
             const int r = i / (kGroupedStep / 8), s = i % (kGroupedStep / 8) * 8;
             Vec8<float> piece{};
             if (row + r < row_end) {
-                piece = to_floats(load8(from + gathered.of(row + r) * stride, step + s, Extent{step_end, packets}));
+                piece = to_floats(load8(from + memory_row(row + r) * stride, step + s, Extent{step_end, packets}));
             }
             for (int k = 0; k < 8; k++) tile[s + k][r] = piece[k];
         } else {
             const int s = i / (kGroupedTile / 8), r = i % (kGroupedTile / 8) * 8;
             Vec8<float> piece{};
             if (step + s < step_end) {
-                piece = to_floats(load8(from + gathered.of(step + s) * stride, row + r, Extent{row_end, packets}));
+                piece = to_floats(load8(from + memory_row(step + s) * stride, row + r, Extent{row_end, packets}));
             }
             store_packets(&tile[s][r], piece);
         }
@@ -74,15 +75,17 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_product_kernel(Produc
     __shared__ __align__(16) float a_tile[kGroupedStep][kGroupedTile], b_tile[kGroupedStep][kGroupedTile];
     const int column = static_cast<int>(blockIdx.x) * kGroupedTile;
     const bool a_packets = p.a_packets(), b_packets = p.b_packets();
+    const auto a_row = [&](int i) { return p.a_row(i); };
+    const auto b_row = [&](int i) { return p.b_row(i); };
     GroupedPart part;
     if (!find_grouped_part<kGroupedTile>(p, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z), part)) return;
 
     Vec8<float> sums[8] = {};
     const int own_row = static_cast<int>(threadIdx.x) / 8 * 8, own_column = static_cast<int>(threadIdx.x) % 8 * 8;
     for (int step = part.step; step < part.step_end; step += kGroupedStep) {
-        load_grouped_tile<Product::a_along>(a_tile, p.a, p.a_stride, a_packets, p.a_rows, part.row, part.row_end, step,
+        load_grouped_tile<Product::a_along>(a_tile, p.a, p.a_stride, a_packets, a_row, part.row, part.row_end, step,
                                             part.step_end);
-        load_grouped_tile<Product::b_along>(b_tile, p.b, p.b_stride, b_packets, p.b_rows, column, p.N, step,
+        load_grouped_tile<Product::b_along>(b_tile, p.b, p.b_stride, b_packets, b_row, column, p.N, step,
                                             part.step_end);
         __syncthreads();
         const int steps = min(kGroupedStep, part.step_end - step);
@@ -98,6 +101,7 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_product_kernel(Produc
         __syncthreads();
     }
 
+#pragma unroll
     for (int i = 0; i < 8; i++) {
         const int m = part.row + own_row + i;
         if (m < part.row_end && column + own_column < p.N) p.store(m, column + own_column, sums[i]);

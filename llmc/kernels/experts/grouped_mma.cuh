@@ -39,8 +39,8 @@ static_assert(fits_twice(GroupedMma::shared_bytes));
 template <Along along>
 using GroupedMmaTile = SwizzledTile<along == Along::sum ? GroupedMma::step : GroupedMma::tile>;
 
-// A thread's chunks of a factor's tiles: two of each tile, copied one tile after the other. MAY_GATHER: the factor's
-// rows, or steps, may be gathered.
+// A thread's chunks of a factor's tiles: two of each tile, copied one tile after the other. memory_row(i): the row
+// of the factor's memory that row i is in, if steps are adjacent. MAY_GATHER: if rows are, steps may be `gathered`.
 template <Along along, bool MAY_GATHER>
 struct GroupedCopies {
     using Tile = GroupedMmaTile<along>;
@@ -53,8 +53,10 @@ struct GroupedCopies {
     int offset;           // the first chunk's place in a stage
     int source[chunks];   // if steps are gathered, those of the next tile; `from` is then in the factor's first row
 
-    __device__ __forceinline__ GroupedCopies(const bf16* factor, std::int64_t stride, const GatheredRows& gathered,
-                                             int row, int row_end, int step, int step_end) {
+    template <class MemoryRow>
+    __device__ __forceinline__ GroupedCopies(const bf16* factor, std::int64_t stride, const MemoryRow& memory_row,
+                                             const GatheredRows& gathered, int row, int row_end, int step,
+                                             int step_end) {
         const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
         offset = Tile::offset(line(0), chunk);
 #pragma unroll
@@ -65,7 +67,7 @@ struct GroupedCopies {
             if (own_row >= row_end) {
                 from[c] = factor;
             } else if constexpr (along == Along::sum) {
-                from[c] = factor + (MAY_GATHER ? gathered.of(own_row) : own_row) * stride + step + within;
+                from[c] = factor + memory_row(own_row) * stride + step + within;
             } else {
                 from[c] = factor + own_row + (gathers_steps(gathered) ? 0 : (step + within) * stride);
             }
@@ -171,10 +173,11 @@ __global__ void __launch_bounds__(GroupedMma::threads, 2) grouped_product_mma(Pr
     if (column >= p.N || !find_grouped_part<Mma::tile>(p, static_cast<int>(blockIdx.y), group, part)) return;
 
     const SharedAddress ring = shared_address(shared);
-    GroupedCopies<Product::a_along, true> a_copies(p.a, p.a_stride, p.a_rows, part.row, part.row_end, part.step,
-                                                   part.step_end);
-    GroupedCopies<Product::b_along, Product::sums_belong_to_groups> b_copies(p.b, p.b_stride, p.b_rows, column, p.N,
-                                                                             part.step, part.step_end);
+    constexpr bool gathers = Product::sums_belong_to_groups;
+    GroupedCopies<Product::a_along, gathers> a_copies(
+        p.a, p.a_stride, [&](int m) { return p.a_row(m); }, p.a_rows, part.row, part.row_end, part.step, part.step_end);
+    GroupedCopies<Product::b_along, gathers> b_copies(
+        p.b, p.b_stride, [&](int n) { return p.b_row(n); }, p.b_rows, column, p.N, part.step, part.step_end);
     const int tiles = ceil_div(part.step_end - part.step, Mma::step);
     auto load = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
         if (tile < tiles) {

@@ -45,6 +45,9 @@ struct GroupedProduct {
     bool accumulate;
     GatheredRows a_rows = {}, b_rows = {};   // for a factor whose rows, or steps, are the groups' rows
 
+    // Return the row of the factor's memory that a row of the product, or if rows are adjacent a step, is in.
+    __device__ std::int64_t a_row(int i) const { return a_rows.of(i); }
+    __device__ std::int64_t b_row(int i) const { return b_rows.of(i); }
     // Return whether the factor is whole packets of eight elements.
     __host__ __device__ bool a_packets() const { return a_stride % 8 == 0 && aligned(a); }
     __host__ __device__ bool b_packets() const { return b_stride % 8 == 0 && aligned(b); }
@@ -62,6 +65,8 @@ struct GroupedProduct {
         }
         store8(to, n, extent, round_to<Out>(sums));
     }
+    // Declares what a kernel reads and writes besides factors and result.
+    void declare_more(Launch&) const {}
 
 private:
     __host__ __device__ static bool aligned(const void* pointer) {
@@ -146,5 +151,6 @@ Launch grouped_launch(const Product& p, dim3 grid, int threads, int shared_bytes
     for (const GatheredRows& of : {p.a_rows, p.b_rows}) where.reads(of.source, sizeof(std::int32_t) * rows);
     where.reads(p.offsets, sizeof(std::int32_t) * (groups + 1));
     where.writes(p.out, sizeof(typename Product::Out) * (sums ? groups : 1) * M * N);
+    p.declare_more(where);
     return where.multiplies(2.0 * p.M * p.N * p.K);
 }

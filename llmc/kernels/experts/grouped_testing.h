@@ -1,10 +1,11 @@
-// Expected results of grouped products, for their tests.
+// Shared by the tests of grouped products: the kernels, orders of rows, expected results.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
+#include "llmc/kernels/experts/grouped_matmul.cuh"
 #include "llmc/kernels/kernel_testing.h"
 
 // Returns the first row of each group of so many rows, and the end.
@@ -35,3 +36,43 @@ struct Expected {
         check_close(result.values(), values, errors, what);
     }
 };
+
+// A kernel and the type of its factors.
+struct FmaFloat {
+    using Real = float;
+    static constexpr bool tensor_cores = false;
+};
+struct FmaBf16 {
+    using Real = bf16;
+    static constexpr bool tensor_cores = false;
+};
+struct TensorCores {
+    using Real = bf16;
+    static constexpr bool tensor_cores = true;
+};
+
+template <class Kernel, class Product>
+void run(const Product& p, cudaStream_t stream) {
+    if constexpr (Kernel::tensor_cores) {
+        REQUIRE(grouped_mma_serves(p));
+        launch_grouped_mma(p, stream);
+    } else {
+        launch_grouped(p, stream);
+    }
+}
+
+// Rows of `chosen` choices by each token, in a mixed order. The first token's come last, in no group.
+inline std::vector<int> mixed_source(int tokens, int chosen) {
+    const int used = (tokens - 1) * chosen, stride = 37;
+    REQUIRE(std::gcd(used, stride) == 1);
+    std::vector<int> source;
+    for (int i = 0; i < used; i++) source.push_back(chosen + i * stride % used);
+    for (int i = 0; i < chosen; i++) source.push_back(i);
+    return source;
+}
+
+template <class T>
+bool same_bits(const TestTensor<T>& a, const TestTensor<T>& b) {
+    const std::vector<T> of_a = a.raw(), of_b = b.raw();
+    return of_a.size() == of_b.size() && std::memcmp(of_a.data(), of_b.data(), sizeof(T) * of_a.size()) == 0;
+}

@@ -1,6 +1,7 @@
 #include "llmc/model/sublayers/experts.h"
 
 #include "llmc/base/ensure.h"
+#include "llmc/kernels/experts/activated_product.cuh"
 #include "llmc/kernels/experts/capacity.cuh"
 #include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
@@ -182,6 +183,7 @@ void Experts::receive_weight_gradients(const ExpertsActivations& a) const {
     take_values(scratch_.dweight, scratch_.own_values, a.row, rows() * chosen(), tools_.stream);
 }
 
+// Makes the second matrices' input again, of what is kept.
 void Experts::activate(const ExpertsActivations& a, int tokens) const {
     expert_activation(a.activated, activation(a, tokens), tools_.stream);
     if (shared_in_) activate_shared(a, tokens);
@@ -198,9 +200,11 @@ void Experts::run(const floatX* normed, int tokens, const ExpertsActivations& a,
     choose(normed, tokens, a, again);
     const floatX* const in = to_experts(a.in, normed, a, tokens);
     if (!again) send_weights(a);   // the weights are kept
-    grouped_forward(a.hidden, in, in_.weights, grouped(a, in_, tokens), tools_.stream, gathered(a, tokens));
-    if (shared_in_) shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
-    activate(a, tokens);
+    grouped_forward_activated(a.hidden, a.activated, in, in_.weights, grouped(a, in_, tokens), activation(a, tokens),
+                              tools_.stream, gathered(a, tokens));
+    if (!shared_in_) return;
+    shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
+    activate_shared(a, tokens);
 }
 
 void Experts::forward(const SublayerForward& args, const ExpertsActivations& a) const {
