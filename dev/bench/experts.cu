@@ -1,12 +1,16 @@
 // First matmul of all experts of a mixture, forward and backward: the program's grouped kernel beside one library call
-// for each expert. Routed by a router that prefers some experts, as a learned one does, and with forced balance, as
-// published speeds often are (--force-balance).
+// for each expert, and the kernel with rows that it gathers, or that are copied into the order of experts before.
+// Routed by a router that prefers some experts, as a learned one does, and with forced balance, as published speeds
+// often are
+// (--force-balance).
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "dev/bench/operand.cuh"
 #include "llmc/base/rng.h"
+#include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
 #include "llmc/kernels/experts/library_loop_testing.h"
 #include "llmc/kernels/experts/router.cuh"
@@ -18,8 +22,11 @@ struct Sizes {
     int tokens, C, F, E, K;
 };
 
-// Returns the first row of each expert, and the end.
-std::vector<std::int32_t> routed(const Sizes& s, bool forced, cudaStream_t stream) {
+// Rows in the order of experts: the first row of each expert, and the end; the token and choice of each row.
+struct Order {
+    std::vector<std::int32_t> offsets, source;
+};
+Order routed(const Sizes& s, bool forced, cudaStream_t stream) {
     const auto rows = static_cast<std::size_t>(s.tokens), E = static_cast<std::size_t>(s.E),
                K = static_cast<std::size_t>(s.K);
     std::vector<float> logits(rows * E);
@@ -46,11 +53,12 @@ std::vector<std::int32_t> routed(const Sizes& s, bool forced, cudaStream_t strea
                     .in_turn = forced},
                    stream);
     order_by_expert(offsets.data(), source.data(), row_of.data(), index.data(), s.tokens, s.E, s.K, stream);
-    return offsets.download(stream);
+    return {offsets.download(stream), source.download(stream)};
 }
 
 void measure(Bench& bench, const Sizes& s, bool forced) {
-    const std::vector<std::int32_t> offsets = routed(s, forced, bench.stream());
+    const Order order = routed(s, forced, bench.stream());
+    const std::vector<std::int32_t>& offsets = order.offsets;
     int fullest = 0;
     for (std::size_t e = 0; e + 1 < offsets.size(); e++) fullest = std::max(fullest, offsets[e + 1] - offsets[e]);
     const int M = s.tokens * s.K, N = 2 * s.F, K = s.C;
@@ -65,38 +73,60 @@ void measure(Bench& bench, const Sizes& s, bool forced) {
                                    forced ? " forced balance" : " routed", ", fullest of ", fullest, " rows");
     cudaStream_t stream = bench.stream();
 
-    for (const bool own : {true, false}) {
-        const std::string name = own ? "experts grouped " : "experts library loop ";
+    enum class Rows { ordered, gathered, copied };
+    struct Way {
+        const char* name;
+        bool own;
+        Rows rows;
+    };
+    for (const Way& way : {Way{"grouped", true, Rows::ordered}, Way{"gathered", true, Rows::gathered},
+                           Way{"copied and grouped", true, Rows::copied}, Way{"library loop", false, Rows::ordered}}) {
         // Times `call`, told the operands of a set, as grouped kernel or as loop.
         auto time = [&](const char* direction, double weight_size, auto&& call) {
-            auto timing = bench.begin({name + direction, shape, work(weight_size)});
+            auto timing = bench.begin({text("experts ", way.name, " ", direction), shape, work(weight_size)});
             if (!timing) return;
-            const auto on_device = timing->arena().allocate<std::int32_t>("bench/offsets", offsets.size());
-            on_device.upload(offsets, stream);
+            const auto on_device = timing->arena().allocate<std::int32_t>("bench/offsets", offsets.size()),
+                       source_on_device = timing->arena().allocate<std::int32_t>("bench/source", order.source.size());
+            on_device.upload(offsets, stream), source_on_device.upload(order.source, stream);
             Matmul matmul(timing->arena());
             LibraryLoop loop(matmul, offsets, N, K);
-            call(*timing, loop, GroupedShape{s.E, M, N, K, on_device.data()});
+            call(*timing, loop, GroupedShape{s.E, M, N, K, on_device.data()},
+                 GatheredRows{source_on_device.data(), s.tokens, s.K});
         };
-        time("forward", x, [&](Timing& timing, LibraryLoop& loop, const GroupedShape& groups) {
-            Operand<floatX> to(timing, out_count), from(timing, in_count), weight(timing, weight_count, 0.02f);
+        using Shape = GroupedShape;
+        const bool gathers = way.rows == Rows::gathered, copies = way.rows == Rows::copied;
+        time("forward", x, [&](Timing& timing, LibraryLoop& loop, const Shape& groups, const GatheredRows& gathered) {
+            Operand<floatX> to(timing, out_count), weight(timing, weight_count, 0.02f),
+                from(timing, way.rows == Rows::ordered ? in_count : std::int64_t{s.tokens} * K);
+            std::optional<Operand<floatX>> copy;
+            if (copies) copy.emplace(timing, in_count);
             timing.measure([&](int set) {
-                own ? grouped_forward(to[set], from[set], weight[set], groups, stream)
-                    : loop.forward<floatX>(to[set], from[set], weight[set], stream);
+                const floatX* in = from[set];
+                if (copies) {
+                    gather_rows((*copy)[set], in, gathered.source, M, s.tokens, s.K, K, stream);
+                    in = (*copy)[set];
+                }
+                way.own ? grouped_forward(to[set], in, weight[set], groups, stream, gathers ? gathered : GatheredRows{})
+                        : loop.forward<floatX>(to[set], in, weight[set], stream);
             });
         });
-        time("input gradient", x, [&](Timing& timing, LibraryLoop& loop, const GroupedShape& groups) {
+        if (copies) continue;   // the backward pass would read the copy
+        time("weight gradient", sizeof(float),
+             [&](Timing& timing, LibraryLoop& loop, const Shape& groups, const GatheredRows& gathered) {
+                 Operand<float> to(timing, weight_count);
+                 Operand<floatX> dout(timing, out_count), from(timing, gathers ? std::int64_t{s.tokens} * K : in_count);
+                 timing.measure([&](int set) {
+                     way.own ? grouped_weight_gradient(to[set], dout[set], from[set], groups, false, stream, {},
+                                                       gathers ? gathered : GatheredRows{})
+                             : loop.weight_gradient<floatX, float>(to[set], dout[set], from[set], false, stream);
+                 });
+             });
+        if (gathers) continue;   // its gradient of the input is not of gathered rows
+        time("input gradient", x, [&](Timing& timing, LibraryLoop& loop, const Shape& groups, const GatheredRows&) {
             Operand<floatX> to(timing, in_count), from(timing, out_count), weight(timing, weight_count, 0.02f);
             timing.measure([&](int set) {
-                own ? grouped_input_gradient(to[set], from[set], weight[set], groups, false, stream)
-                    : loop.input_gradient<floatX>(to[set], from[set], weight[set], false, stream);
-            });
-        });
-        time("weight gradient", sizeof(float), [&](Timing& timing, LibraryLoop& loop, const GroupedShape& groups) {
-            Operand<float> to(timing, weight_count);
-            Operand<floatX> dout(timing, out_count), from(timing, in_count);
-            timing.measure([&](int set) {
-                own ? grouped_weight_gradient(to[set], dout[set], from[set], groups, false, stream)
-                    : loop.weight_gradient<floatX, float>(to[set], dout[set], from[set], false, stream);
+                way.own ? grouped_input_gradient(to[set], from[set], weight[set], groups, false, stream)
+                        : loop.input_gradient<floatX>(to[set], from[set], weight[set], false, stream);
             });
         });
     }

@@ -13,6 +13,7 @@ for name in adamw 'global norm' 'own attention forward' 'library attention backw
     'rotary forward' 'rotary backward' 'swiglu forward' 'swiglu backward' 'own attention forward B=[0-9]* NH=9 KV=3' \
     'library attention backward B=[0-9]* NH=9 KV=3' step traffic \
     'experts grouped forward .* routed' 'experts grouped forward .* forced balance' \
+    'experts gathered weight gradient .* routed' 'experts copied and grouped forward .* routed' \
     'experts library loop weight gradient .* routed' 'experts library loop weight gradient .* forced balance'; do
     grep -q "^$name" "$work/list" || { echo "not in --list: $name"; missing=1; }
 done
@@ -37,8 +38,8 @@ grep -q "\"bytes\": $((3 * rows * 1536 * 2)).0" "$work/swiglu.json" && grep -q "
 verdict $? "and its bytes by formula"
 
 "$bench" --filter 'experts *' --json "$work/experts.json" >"$work/experts"
-[ $? -eq 0 ] && [ "$(grep -c '"shape"' "$work/experts.json")" -eq 12 ]
-verdict $? "experts measured: the grouped kernel and a library call for each, in three directions, under two routings"
+[ $? -eq 0 ] && [ "$(grep -c '"shape"' "$work/experts.json")" -eq 18 ]
+verdict $? "experts measured: the grouped kernel and a library call for each, in three directions, and gathered rows, under two routings"
 read -r rows experts chosen fullest < <(sed -nE \
     's/^experts grouped forward R=([0-9]+) C=.* E=([0-9]+) K=([0-9]+) forced balance, fullest of ([0-9]+) rows$/\1 \2 \3 \4/p' "$work/list")
 routed=$(sed -nE 's/^experts grouped forward .* routed, fullest of ([0-9]+) rows$/\1/p' "$work/list")

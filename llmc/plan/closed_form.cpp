@@ -209,23 +209,23 @@ private:
         const bool experts = config_.experts > 0, gated = config_.gated(),
                    apart = experts || !traits_of(config_.mlp).in_matmul || kElement == 4;
         const double residual = residual_bytes_ / sizes_.residual_parts, inner = kElement * activated_elements();
-        const int read = gated ? 2 : 1;   // arrays read, of F channels each
-        layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner) + pauses : 0);
+        const int read = gated ? 2 : 1;   // arrays read, of F channels each; experts' matmul still has them in forward
+        const double at_hand = kElement * residual_rows() * chosen() * static_cast<double>(config_.expert_width());
+        layer.forward += 2 * moved(4 * residual) + (apart ? moved((read + 1) * inner - read * at_hand) + pauses : 0);
         layer.input +=
             2 * (moved(5 * residual) + machine_.kernel_seconds) + (apart ? moved((2 * read + 1) * inner) : 0);
         if (config_.positions == PositionKind::rotary) {
             const double turned = moved(2 * rows_ * sizes_.attended_width() * kElement);
             layer.forward += turned + pauses, layer.input += turned;
         }
-        if (experts) {   // rows are gathered for the experts, and their outputs added up
-            const double rows = moved((chosen() + 1) * residual);
-            layer.forward += 2 * rows + kRouterKernels * machine_.kernel_seconds, last += rows;
-            layer.input += 2 * rows + kRouterKernels * machine_.kernel_seconds;
-            // each further chunk has two products and an activation, in backward four products
-            layer.forward += 3 * (expert_chunks() - 1) * machine_.kernel_seconds;
+        if (experts) {   // the experts' outputs are added up; rows that travel are gathered before
+            const double rows = moved((chosen() + 1) * residual), all = mesh_.ep > 1 ? 2 * rows : rows;
+            layer.forward += all + kRouterKernels * machine_.kernel_seconds, last += rows;
+            layer.input += all + kRouterKernels * machine_.kernel_seconds;
+            // each further chunk has two products, in backward four and the activation's gradient
+            layer.forward += 2 * (expert_chunks() - 1) * machine_.kernel_seconds;
             layer.input += 5 * (expert_chunks() - 1) * machine_.kernel_seconds;
-            dealt.activation =
-                moved((read + 1) * kElement * residual_rows() * chosen() * static_cast<double>(config_.expert_width()));
+            dealt.activation = moved(at_hand), dealt.activation_backward = moved((2 * read + 1) * at_hand);
         }
         if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
         if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
@@ -331,11 +331,13 @@ private:
         const double one = machine_.link(nodes).seconds + machine_.all_to_all_seconds(bytes / chunks, mesh_.ep, nodes);
         layer.expert_bytes = (2 + backward) * bytes;
         layer.expert_seconds = (2 + backward) * chunks * one;
-        const ExpertTime each = {experts.in / chunks, experts.out / chunks, experts.activation / chunks};
+        const ExpertTime each = {experts.in / chunks, experts.out / chunks, experts.activation / chunks,
+                                 experts.activation_backward / chunks};
         const double forward = each.in + each.activation;   // before the outputs' product
         layer.expert_forward = expert_exposed({chunks, one, shared, forward + each.out, 0, true});
-        layer.expert_backward = expert_exposed(
-            {chunks, one, 2 * shared, each.in + 2 * each.activation + (zb ? 1 : 2) * each.out, zb ? 0 : each.in, true});
+        layer.expert_backward =
+            expert_exposed({chunks, one, 2 * shared, each.in + each.activation_backward + (zb ? 1 : 2) * each.out,
+                            zb ? 0 : each.in, true});
         if (block) layer.expert_backward += expert_exposed({chunks, one, shared, forward, 0, false});
         if (zb) layer.expert_weight = expert_exposed({chunks, one, 0, each.in + each.out, 0, false});
     }

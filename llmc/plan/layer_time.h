@@ -28,9 +28,9 @@ struct BranchTime {
     double in = 0, out = 0;
 };
 
-// Forward seconds of a layer's experts, without the shared ones: of their two matrices and between these.
+// Seconds of a layer's experts, without the shared ones: of each product with their two matrices, and between these.
 struct ExpertTime {
-    double in = 0, out = 0, activation = 0;
+    double in = 0, out = 0, activation = 0, activation_backward = 0;
 };
 
 // A matrix of a layer, and the rows of a micro-batch that are multiplied with it; all experts' matrices count as one.

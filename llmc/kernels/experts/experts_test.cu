@@ -4,6 +4,7 @@
 
 #include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
+#include "llmc/kernels/experts/grouped_testing.h"
 #include "llmc/kernels/experts/router.cuh"
 #include "llmc/kernels/experts/router_bias.cuh"
 #include "llmc/kernels/kernel_testing.h"
@@ -24,12 +25,6 @@ Doubles sum_errors(const Doubles& sums, const Doubles& sizes, double terms) {
 
 // Groups of rows: none, one, a tile and one more, many.
 const std::vector<std::vector<int>> kGroups = {{0, 1, 65, 0, 7}, {64, 0, 0}, {130}, {0, 3}};
-
-std::vector<int> offsets_of(const std::vector<int>& groups) {
-    std::vector<int> offsets(groups.size() + 1, 0);
-    std::partial_sum(groups.begin(), groups.end(), offsets.begin() + 1);
-    return offsets;
-}
 
 template <class Real>
 void check_grouped(const std::vector<int>& groups, int N, int K) {

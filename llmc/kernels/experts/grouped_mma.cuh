@@ -8,6 +8,9 @@
 //
 // An element's sum begins at the group's first step and takes the steps in ascending order, 16 an instruction, so it
 // does not depend on the tile or on other groups.
+//
+// Gathered rows cost no pass over memory: a thread finds the address of a row of the result once, that of a step of the
+// sum when its tile is copied, by an index that it has read a tile earlier.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,41 +39,65 @@ static_assert(fits_twice(GroupedMma::shared_bytes));
 template <Along along>
 using GroupedMmaTile = SwizzledTile<along == Along::sum ? GroupedMma::step : GroupedMma::tile>;
 
-// A thread's chunks of a factor's tiles: two of each tile, copied one tile after the other.
-template <Along along>
+// A thread's chunks of a factor's tiles: two of each tile, copied one tile after the other. memory_row(i): the row
+// of the factor's memory that row i is in, if steps are adjacent. MAY_GATHER: if rows are, steps may be `gathered`.
+template <Along along, bool MAY_GATHER>
 struct GroupedCopies {
     using Tile = GroupedMmaTile<along>;
     static constexpr int chunks = 2;
+    static constexpr bool may_gather_steps = MAY_GATHER && along == Along::rows;
     static_assert(chunks * GroupedMma::threads * 16 == GroupedMma::factor_bytes);
 
     const bf16* from[chunks];
-    int end[chunks];   // tiles that begin at this step or later have zeros here
-    int offset;        // the first chunk's place in a stage
+    int end[chunks];      // tiles that begin at this step or later have zeros here
+    int offset;           // the first chunk's place in a stage
+    int source[chunks];   // if steps are gathered, those of the next tile; `from` is then in the factor's first row
 
-    __device__ __forceinline__ GroupedCopies(const bf16* factor, std::int64_t stride, int row, int row_end, int step,
+    template <class MemoryRow>
+    __device__ __forceinline__ GroupedCopies(const bf16* factor, std::int64_t stride, const MemoryRow& memory_row,
+                                             const GatheredRows& gathered, int row, int row_end, int step,
                                              int step_end) {
-        const int i = static_cast<int>(threadIdx.x), chunk = i % Tile::chunks;
-        offset = Tile::offset(i / Tile::chunks, chunk);
+        const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
+        offset = Tile::offset(line(0), chunk);
 #pragma unroll
         for (int c = 0; c < chunks; c++) {
-            const int r = (i + c * GroupedMma::threads) / Tile::chunks;
-            const int own_row = row + (along == Along::sum ? r : 8 * chunk);
-            const int within = along == Along::sum ? 8 * chunk : r;   // own step, in every tile
+            const int own_row = row + (along == Along::sum ? line(c) : 8 * chunk);
+            const int within = along == Along::sum ? 8 * chunk : line(c);   // own step, in every tile
             end[c] = own_row < row_end ? step_end - within : INT_MIN;
-            from[c] = own_row >= row_end    ? factor
-                      : along == Along::sum ? factor + own_row * stride + step + within
-                                            : factor + (step + within) * stride + own_row;
+            if (own_row >= row_end) {
+                from[c] = factor;
+            } else if constexpr (along == Along::sum) {
+                from[c] = factor + memory_row(own_row) * stride + step + within;
+            } else {
+                from[c] = factor + own_row + (gathers_steps(gathered) ? 0 : (step + within) * stride);
+            }
+            read_source(c, step, gathered);
         }
     }
 
     // Starts the copy of the tile that begins at `step`, and moves on to the next.
-    __device__ __forceinline__ void copy(SharedAddress tile, int step, std::int64_t stride) {
+    __device__ __forceinline__ void copy(SharedAddress tile, int step, std::int64_t stride,
+                                         const GatheredRows& gathered) {
 #pragma unroll
         for (int c = 0; c < chunks; c++) {
-            cp_async_16(tile + static_cast<SharedAddress>(offset + c * GroupedMma::threads * 16), from[c],
-                        step < end[c]);
-            from[c] += along == Along::sum ? GroupedMma::step : GroupedMma::step * stride;
+            const bool gathers = gathers_steps(gathered);
+            cp_async_16(tile + static_cast<SharedAddress>(offset + c * GroupedMma::threads * 16),
+                        gathers ? from[c] + source[c] / gathered.K * stride : from[c], step < end[c]);
+            if (!gathers) from[c] += along == Along::sum ? GroupedMma::step : GroupedMma::step * stride;
+            read_source(c, step + GroupedMma::step, gathered);
         }
+    }
+
+private:
+    // Returns the row of the tile in shared memory that chunk `c` belongs to.
+    __device__ static int line(int c) {
+        return (static_cast<int>(threadIdx.x) + c * GroupedMma::threads) / Tile::chunks;
+    }
+    __device__ static bool gathers_steps(const GatheredRows& gathered) {
+        return may_gather_steps && gathered.source != nullptr;
+    }
+    __device__ __forceinline__ void read_source(int c, int step, const GatheredRows& gathered) {
+        source[c] = gathers_steps(gathered) && step < end[c] ? gathered.source[step + line(c)] : 0;
     }
 };
 
@@ -146,15 +173,18 @@ __global__ void __launch_bounds__(GroupedMma::threads, 2) grouped_product_mma(Pr
     if (column >= p.N || !find_grouped_part<Mma::tile>(p, static_cast<int>(blockIdx.y), group, part)) return;
 
     const SharedAddress ring = shared_address(shared);
-    GroupedCopies<Product::a_along> a_copies(p.a, p.a_stride, part.row, part.row_end, part.step, part.step_end);
-    GroupedCopies<Product::b_along> b_copies(p.b, p.b_stride, column, p.N, part.step, part.step_end);
+    constexpr bool gathers = Product::sums_belong_to_groups;
+    GroupedCopies<Product::a_along, gathers> a_copies(
+        p.a, p.a_stride, [&](int m) { return p.a_row(m); }, p.a_rows, part.row, part.row_end, part.step, part.step_end);
+    GroupedCopies<Product::b_along, gathers> b_copies(
+        p.b, p.b_stride, [&](int n) { return p.b_row(n); }, p.b_rows, column, p.N, part.step, part.step_end);
     const int tiles = ceil_div(part.step_end - part.step, Mma::step);
     auto load = [&](int tile) {   // one copy group per tile, empty past the last, so that waits can count groups
         if (tile < tiles) {
             const SharedAddress stage = ring + static_cast<SharedAddress>(tile % Mma::stages * Mma::stage_bytes);
             const int step = part.step + tile * Mma::step;
-            a_copies.copy(stage, step, p.a_stride);
-            b_copies.copy(stage + Mma::factor_bytes, step, p.b_stride);
+            a_copies.copy(stage, step, p.a_stride, p.a_rows);
+            b_copies.copy(stage + Mma::factor_bytes, step, p.b_stride, p.b_rows);
         }
         cp_async_commit();
     };

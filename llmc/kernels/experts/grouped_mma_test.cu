@@ -1,42 +1,14 @@
 // Products of groups of rows on tensor cores (grouped_mma.cuh) against double loops, on a CPU too.
 #include <algorithm>
-#include <numeric>
 
 #include "llmc/kernels/experts/grouped_matmul.cuh"
 #include "llmc/kernels/experts/grouped_mma.cuh"
+#include "llmc/kernels/experts/grouped_testing.h"
 #include "llmc/kernels/kernel_testing.h"
 
 namespace {
 
 using Index = std::size_t;
-
-std::vector<int> offsets_of(const std::vector<int>& groups) {
-    std::vector<int> offsets(groups.size() + 1, 0);
-    std::partial_sum(groups.begin(), groups.end(), offsets.begin() + 1);
-    return offsets;
-}
-
-// A product in doubles, and the sum of its terms' sizes.
-struct Expected {
-    Doubles sums, sizes;
-
-    explicit Expected(Index n) : sums(n), sizes(n) {}
-    void add(Index i, double x) { sums[i] += x, sizes[i] += std::abs(x); }
-
-    // Checks a result of `terms` terms an element, added to `before` if there is one. Products are exact, and each
-    // addition errs by at most two units of fp32: hardware truncates.
-    template <class Out>
-    void check(const TestTensor<Out>& result, const Doubles& before, int terms, const char* what) const {
-        Doubles values = sums, errors(sums.size());
-        for (Index i = 0; i < values.size(); i++) {
-            const double added = before.empty() ? 0 : before[i];
-            values[i] += added;
-            errors[i] = 1.01 * unit<Out> * std::abs(values[i]) +
-                        2 * (terms + 3) * unit<float> * (sizes[i] + std::abs(added)) + 1e-30;
-        }
-        check_close(result.values(), values, errors, what);
-    }
-};
 
 // Checks the three products for groups of so many rows, on tensor cores. `untouched`: rows that belong to no group.
 template <class Out>

@@ -15,6 +15,15 @@ struct GroupedShape {
     const std::int32_t* offsets;
 };
 
+// Rows of a factor that are gathered where they are loaded: the groups' row r is row source[r] / K of the factor, which
+// has a row for each of `tokens`. Null `source`: the groups' rows themselves lie in memory.
+struct GatheredRows {
+    const std::int32_t* source = nullptr;   // that of router.cuh
+    int tokens = 0, K = 1;
+
+    __device__ __forceinline__ std::int64_t of(int row) const { return source == nullptr ? row : source[row] / K; }
+};
+
 enum class Along { sum, rows };   // index of a factor whose elements are adjacent in memory
 
 // out(M,N) = sum over k of a(m,k) b(n,k). Either the rows of a and out belong to groups, and each group has its own b;
@@ -34,7 +43,11 @@ struct GroupedProduct {
     const std::int32_t* offsets;
     std::int64_t a_stride, b_stride;   // from one row of memory to the next
     bool accumulate;
+    GatheredRows a_rows = {}, b_rows = {};   // for a factor whose rows, or steps, are the groups' rows
 
+    // Return the row of the factor's memory that a row of the product, or if rows are adjacent a step, is in.
+    __device__ std::int64_t a_row(int i) const { return a_rows.of(i); }
+    __device__ std::int64_t b_row(int i) const { return b_rows.of(i); }
     // Return whether the factor is whole packets of eight elements.
     __host__ __device__ bool a_packets() const { return a_stride % 8 == 0 && aligned(a); }
     __host__ __device__ bool b_packets() const { return b_stride % 8 == 0 && aligned(b); }
@@ -52,6 +65,8 @@ struct GroupedProduct {
         }
         store8(to, n, extent, round_to<Out>(sums));
     }
+    // Declares what a kernel reads and writes besides factors and result.
+    void declare_more(Launch&) const {}
 
 private:
     __host__ __device__ static bool aligned(const void* pointer) {
@@ -61,22 +76,25 @@ private:
 
 template <class Out, class A, class B>
 GroupedProduct<Along::sum, Along::sum, false, Out, A, B> forward_product(Out* out, const A* in, const B* weight,
-                                                                         const GroupedShape& shape) {
-    return {out, in, weight, shape.M, shape.N, shape.K, shape.groups, shape.offsets, shape.K, shape.K, false};
+                                                                         const GroupedShape& shape,
+                                                                         const GatheredRows& in_rows = {}) {
+    return {out, in, weight, shape.M, shape.N, shape.K, shape.groups, shape.offsets, shape.K, shape.K, false, in_rows};
 }
 template <class Out, class A, class B>
 GroupedProduct<Along::sum, Along::rows, false, Out, A, B> input_gradient_product(Out* dinp, const A* dout,
                                                                                  const B* weight,
                                                                                  const GroupedShape& shape,
-                                                                                 bool accumulate) {
-    return {dinp, dout, weight, shape.M, shape.K, shape.N, shape.groups, shape.offsets, shape.N, shape.K, accumulate};
+                                                                                 bool accumulate,
+                                                                                 const GatheredRows& dout_rows = {}) {
+    return {dinp,         dout,          weight,  shape.M, shape.K,    shape.N,
+            shape.groups, shape.offsets, shape.N, shape.K, accumulate, dout_rows};
 }
 template <class Out, class A, class B>
-GroupedProduct<Along::rows, Along::rows, true, Out, A, B> weight_gradient_product(Out* dweight, const A* dout,
-                                                                                  const B* in,
-                                                                                  const GroupedShape& shape,
-                                                                                  bool accumulate) {
-    return {dweight, dout, in, shape.N, shape.K, shape.M, shape.groups, shape.offsets, shape.N, shape.K, accumulate};
+GroupedProduct<Along::rows, Along::rows, true, Out, A, B> weight_gradient_product(
+    Out* dweight, const A* dout, const B* in, const GroupedShape& shape, bool accumulate,
+    const GatheredRows& dout_rows = {}, const GatheredRows& in_rows = {}) {
+    return {dweight,       dout,    in,      shape.N,    shape.K,   shape.M, shape.groups,
+            shape.offsets, shape.N, shape.K, accumulate, dout_rows, in_rows};
 }
 
 // Returns the number of tiles of TILE rows that are enough for all groups, however long each is.
@@ -126,9 +144,13 @@ Launch grouped_launch(const Product& p, dim3 grid, int threads, int shared_bytes
     constexpr bool sums = Product::sums_belong_to_groups;
     Launch where{grid, dim3(static_cast<unsigned>(threads)), static_cast<std::size_t>(shared_bytes), stream, file,
                  line};
-    where.reads(p.a, sizeof(typename Product::A) * M * K);
-    where.reads(p.b, sizeof(typename Product::B) * (sums ? 1 : groups) * N * K);
+    const std::size_t rows = sums ? K : M;   // in all groups
+    auto in_memory = [&](const GatheredRows& of) { return of.source ? static_cast<std::size_t>(of.tokens) : rows; };
+    where.reads(p.a, sizeof(typename Product::A) * in_memory(p.a_rows) * (sums ? M : K));
+    where.reads(p.b, sizeof(typename Product::B) * N * (sums ? in_memory(p.b_rows) : groups * K));
+    for (const GatheredRows& of : {p.a_rows, p.b_rows}) where.reads(of.source, sizeof(std::int32_t) * rows);
     where.reads(p.offsets, sizeof(std::int32_t) * (groups + 1));
     where.writes(p.out, sizeof(typename Product::Out) * (sums ? groups : 1) * M * N);
+    p.declare_more(where);
     return where.multiplies(2.0 * p.M * p.N * p.K);
 }

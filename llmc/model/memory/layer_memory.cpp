@@ -51,8 +51,6 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
     const bool dealt = sizes.ep > 1;
     const std::int64_t Rr = sizes.residual_rows(), C = sizes.C, E = model.experts, F = model.expert_width(),
                        K = model.experts_per_token(), M = sizes.most_expert_rows(), S = model.shared_experts * F;
-    // rows that travel are sent again only under Recompute::block
-    const Recompute dropped_in = dealt ? Recompute::block : Recompute::gelu_norm;
     // has room for later micro-batches of shorter, and so more, sequences
     const std::int64_t all_counts = model.aux_loss > 0 ? sizes.rows() * E : 0;
     visit_norm(norm, sizes, visitor, "ln2", "ln2_mean", "ln2_rstd");
@@ -67,7 +65,8 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
     visitor(held_offsets, {.name = "held_offsets", .elements = dealt ? 2 * E / sizes.ep : 0, .statistic = true});
     visitor(held_weight,
             {.name = "held_weight", .elements = dealt ? M : 0, .dropped_from = never_dropped, .statistic = true});
-    visitor(in, {.name = "expert_in", .elements = M * C, .dropped_from = dropped_in});
+    // rows that have travelled are sent again only under Recompute::block
+    visitor(in, {.name = "expert_in", .elements = dealt ? M * C : 0});
     visitor(hidden, {.name = "expert_fch", .elements = M * model.hidden_width(F)});
     visitor(activated, {.name = "expert_act", .elements = M * F, .dropped_from = Recompute::gelu});
     visitor(shared_hidden, {.name = "shared_fch", .elements = Rr * model.hidden_width(S)});

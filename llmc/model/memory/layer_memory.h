@@ -116,7 +116,7 @@ struct ExpertsActivations {
     std::int32_t* held_offsets = nullptr;   // (E / ranks + 1 per chunk of these experts)
     float* held_weight = nullptr;           // (M)
     // This rank's experts, and the shared ones
-    floatX* in = nullptr;                 // (M, C)
+    floatX* in = nullptr;                 // (M, C) if experts are dealt out; else rows of norm.out are gathered
     floatX* hidden = nullptr;             // (M, F) before GELU, or (M, 2F); in backward its gradient
     floatX* activated = nullptr;          // (M, F)
     floatX* shared_hidden = nullptr;      // (Rr, S), or (Rr, 2S); in backward its gradient

@@ -1,6 +1,7 @@
 #include "llmc/model/sublayers/experts.h"
 
 #include "llmc/base/ensure.h"
+#include "llmc/kernels/experts/activated_product.cuh"
 #include "llmc/kernels/experts/capacity.cuh"
 #include "llmc/kernels/experts/expert_rows.cuh"
 #include "llmc/kernels/experts/grouped_matmul.cuh"
@@ -156,14 +157,20 @@ void Experts::count(const ExpertsActivations& a) const {
     tools_.expert_ranks.add_over_sequences(counts, n, tools_.stream);
 }
 
-// Gathers rows of tokens, (tokens, C), for the experts that take them: for experts of other ranks, to be sent.
-void Experts::gather(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const {
-    gather_rows(dealt() ? scratch_.own_rows : to, from, a.source, tokens * chosen(), tokens, chosen(), tools_.sizes.C,
-                tools_.stream);
-    if (dealt()) tools_.expert_ranks.follow(tools_.stream);
+// If experts are dealt out, gathers rows of tokens, (tokens, C), to be sent. Else the experts' matmuls gather them in
+// the load: gathered().
+void Experts::gather(const floatX* from, const ExpertsActivations& a, int tokens) const {
+    if (!dealt()) return;
+    gather_rows(scratch_.own_rows, from, a.source, tokens * chosen(), tokens, chosen(), tools_.sizes.C, tools_.stream);
+    tools_.expert_ranks.follow(tools_.stream);
 }
 
-// Starts sending the rows that gather() has made, if experts are dealt out: before any work that may run beside it.
+GatheredRows Experts::gathered(const ExpertsActivations& a, int tokens) const {
+    if (dealt()) return {};
+    return {a.source, tokens, chosen()};
+}
+
+// Starts sending the rows that gather() has made, to `to`: before any work that may run beside it.
 void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
     if (dealt()) tools_.expert_ranks.dispatch({ExpertRanks::rows(to, scratch_.own_rows, tools_.sizes.C)}, a.index);
 }
@@ -171,7 +178,7 @@ void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
 // The same in forward: the weights of the rows travel too, unless they are kept from before, and the counts first.
 void Experts::gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
     if (dealt() && !again) take_values(scratch_.own_values, a.weight, a.source, tokens * chosen(), tools_.stream);
-    gather(a.in, normed, a, tokens);
+    gather(normed, a, tokens);
     if (!dealt() || again) return;
     tools_.expert_ranks.begin_exchange(a.index, a.offsets, tokens * chosen(), experts(), scratch_.counts);
 }
@@ -179,7 +186,7 @@ void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) con
     if (!dealt()) return;
     if (again) {
         dispatch(a.in, a);
-    } else {   // the weights are kept
+    } else {
         tools_.expert_ranks.dispatch({ExpertRanks::rows(a.in, scratch_.own_rows, tools_.sizes.C),
                                       ExpertRanks::rows(a.held_weight, scratch_.own_values, 1)},
                                      a.index);
@@ -218,10 +225,10 @@ void Experts::run(floatX* sum, const floatX* normed, int tokens, const ExpertsAc
     run_shared(sum, normed, tokens, a);
     dispatch_with_weights(a, again);
     for_chunks(a, tokens, [&](const Chunk& chunk) {
-        const floatX* const in = chunk.of(a.in, in_.in);
-        grouped_forward(chunk.of(a.hidden, in_.out), in, weights(chunk, in_), grouped(chunk, in_), tools_.stream);
         floatX* const activated = chunk.of(a.activated, out_.in);
-        expert_activation(activated, activation(a, chunk), tools_.stream);
+        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, dealt() ? chunk.of(a.in, in_.in) : normed,
+                                  weights(chunk, in_), grouped(chunk, in_), activation(a, chunk), tools_.stream,
+                                  gathered(a, tokens));
         if (sum == nullptr) return;
         floatX* const out = chunk.of(scratch_.out, out_.out);
         grouped_forward(out, activated, weights(chunk, out_), grouped(chunk, out_), tools_.stream);
@@ -260,15 +267,15 @@ void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute
     }
     if (level < Recompute::gelu_norm) return;
     norm_.forward({a.norm.out}, in);   // statistics are kept
-    if (!dealt()) gather(a.in, a.norm.out, a, rows());
 }
 
 // Adds the gradient of a group of matrices' weights, from `first` on, to where `to` says.
 template <class A>
 static void add_weight_gradient(const GradientTarget& to, std::int64_t first, DType type, const A* dout,
-                                const floatX* in, const GroupedShape& shape, cudaStream_t stream) {
+                                const floatX* in, const GroupedShape& shape, cudaStream_t stream,
+                                const GatheredRows& dout_rows = {}, const GatheredRows& in_rows = {}) {
     with_gradient_type<floatX>(type, [&]<class G> {
-        grouped_weight_gradient(to.data.as<G>() + first, dout, in, shape, to.accumulate, stream);
+        grouped_weight_gradient(to.data.as<G>() + first, dout, in, shape, to.accumulate, stream, dout_rows, in_rows);
     });
 }
 
@@ -325,24 +332,31 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dresidual, const S
     shared_in_->backward_input(din, dhidden, count, tools_.stream);
 }
 
-// Computes the gradient of a chunk's weights.
-void Experts::backward_weight(const GradientTarget& to, DType type, const Matrices& matrices, const Chunk& chunk,
-                              const floatX* dout, const floatX* in) const {
-    add_weight_gradient(to, weights(chunk, matrices) - matrices.weights, type, chunk.of(dout, matrices.out),
-                        chunk.of(in, matrices.in), grouped(chunk, matrices), tools_.stream);
+// Compute the gradients of a chunk's weights: of the second matrices from `dout`, of the first from a.hidden, which has
+// its gradient.
+void Experts::backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* dout,
+                                  const ExpertsActivations& a) const {
+    add_weight_gradient(to, weights(chunk, out_) - out_.weights, type, chunk.of(dout, out_.out),
+                        chunk.of(a.activated, out_.in), grouped(chunk, out_), tools_.stream, gathered(a, rows()));
+}
+void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk,
+                                 const ExpertsActivations& a) const {
+    const floatX* const in = dealt() ? chunk.of(a.in, in_.in) : a.norm.out;
+    add_weight_gradient(to, weights(chunk, in_) - in_.weights, type, chunk.of(a.hidden, in_.out), in,
+                        grouped(chunk, in_), tools_.stream, {}, gathered(a, rows()));
 }
 
-// Queues the gradients of the experts' weights. The outputs' gradient, dout (M, C), is gathered again from
-// `kept_dresidual` (Rr, C), because the inputs' took its place.
+// Queues the gradients of the experts' weights. If experts are dealt out, the outputs' gradient is sent again, because
+// the inputs' took its place.
 void Experts::queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
                                      const ExpertsActivations& a) const {
     args.queue.add([=, this, &gradients = args.gradients] {
-        gather(scratch_.dout, kept_dresidual, a, rows());
+        gather(kept_dresidual, a, rows());
         dispatch(scratch_.dout, a);
         const GradientTarget of_out = gradients.next(out_.index), of_in = gradients.next(in_.index);
         for_chunks(a, rows(), [&](const Chunk& chunk) {
-            backward_weight(of_out, gradients.type(), out_, chunk, scratch_.dout, a.activated);
-            backward_weight(of_in, gradients.type(), in_, chunk, a.hidden, a.in);
+            backward_out_weight(of_out, gradients.type(), chunk, dealt() ? scratch_.dout : kept_dresidual, a);
+            backward_in_weight(of_in, gradients.type(), chunk, a);
         });
     });
 }
@@ -359,14 +373,15 @@ void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsA
 void Experts::experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
     floatX* const dhidden = a.hidden;
+    const floatX* const dout = dealt() ? scratch_.dout : args.dresidual;
     GradientTarget of_out, of_in;
     const DType type = args.gradients.type();
     if (!args.delayed()) of_out = args.gradients.next(out_.index), of_in = args.gradients.next(in_.index);
     for_chunks(a, rows(), [&](const Chunk& chunk) {
-        if (!args.delayed()) backward_weight(of_out, type, out_, chunk, scratch_.dout, a.activated);
+        if (!args.delayed()) backward_out_weight(of_out, type, chunk, dout, a);
         floatX* const dactivated = chunk.of(scratch_.dactivated, out_.in);
-        grouped_input_gradient(dactivated, chunk.of(scratch_.dout, out_.out), weights(chunk, out_),
-                               grouped(chunk, out_), false, stream);
+        grouped_input_gradient(dactivated, chunk.of(dout, out_.out), weights(chunk, out_), grouped(chunk, out_), false,
+                               stream, gathered(a, rows()));
         expert_activation_backward(chunk.of(dhidden, in_.out),
                                    dealt() ? chunk.of(scratch_.held_dweight, 1) : scratch_.dweight, dactivated,
                                    activation(a, chunk), stream);
@@ -378,7 +393,7 @@ void Experts::experts_backward(const SublayerBackward& args, const ExpertsActiva
                                          ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
                                         a.index, chunk.number);
         }
-        if (!args.delayed()) backward_weight(of_in, type, in_, chunk, dhidden, a.in);
+        if (!args.delayed()) backward_in_weight(of_in, type, chunk, a);
     });
 }
 
@@ -388,7 +403,7 @@ void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a
     floatX* const dnormed = tools_.workspace.dnormed;
     const floatX* const kept_dresidual =
         keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
-    gather(scratch_.dout, args.dresidual, a, tokens);
+    gather(args.dresidual, a, tokens);
     dispatch(scratch_.dout, a);
     if (args.delayed()) queue_weight_gradients(kept_dresidual, args, a);
     if (shared_in_) shared_backward(dnormed, kept_dresidual, args, a);

@@ -21,6 +21,7 @@
 #include "llmc/model/sublayer.h"
 
 // llmc/kernels/experts
+struct GatheredRows;
 struct GroupedShape;
 struct RouterKind;
 template <class Real>
@@ -79,7 +80,8 @@ private:
     void run(floatX* sum, const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
     void run_shared(floatX* out, const floatX* normed, int tokens, const ExpertsActivations& a) const;
     void activate_shared(const ExpertsActivations& a, int tokens) const;
-    void gather(floatX* to, const floatX* from, const ExpertsActivations& a, int tokens) const;
+    void gather(const floatX* from, const ExpertsActivations& a, int tokens) const;
+    GatheredRows gathered(const ExpertsActivations& a, int tokens) const;
     void gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
     void dispatch(floatX* to, const ExpertsActivations& a) const;
     void dispatch_with_weights(const ExpertsActivations& a, bool again) const;
@@ -92,8 +94,10 @@ private:
     void queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
                                 const ExpertsActivations& a) const;
     void queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const;
-    void backward_weight(const GradientTarget& to, DType type, const Matrices& matrices, const Chunk& chunk,
-                         const floatX* dout, const floatX* in) const;
+    void backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* dout,
+                             const ExpertsActivations& a) const;
+    void backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk,
+                            const ExpertsActivations& a) const;
 
     const StageTools& tools_;
     Norm norm_;
