@@ -80,7 +80,9 @@ Experts::Matrices Experts::matrices(const ModelState<floatX>& parameters, const 
     return {index, parameters.tensor(index), static_cast<int>(tensor.rows) / of_experts, static_cast<int>(tensor.cols)};
 }
 
-RouterKind Experts::router_kind() const { return {model().router == RouterScore::sigmoid, model().router_norm}; }
+RouterKind Experts::router_kind() const {
+    return {model().router == RouterScore::sigmoid, model().router_norm, static_cast<float>(model().router_scale)};
+}
 
 int Experts::held_rows(const ExpertsActivations& a, int tokens) const {
     return dealt() ? tools_.expert_ranks.held_rows(a.index) : tokens * chosen();
