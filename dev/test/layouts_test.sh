@@ -124,7 +124,7 @@ run 1 scaled "${experts[@]}" --router-scale 2.5 && [ "$(losses scaled | head -n 
 verdict $? "losses of experts scaled by 2.5: $(losses scaled | xargs) against $(losses experts | xargs)"
 for scale in 1 2; do   # a run goes on with the factor that it has
     ! run 1 scaled "${experts[@]}" --router-scale $scale --resume --max-steps 5 &&
-        tail -n 3 "$work/scaled.log" | grep -q -- "--router-scale $scale: the model in .* has 2.5"
+        tail -n 3 "$work/scaled.log" | grep -q "the run was of a model with .* router-scale 2.5"
     verdict $? "--router-scale $scale where the run has 2.5: $(tail -n 3 "$work/scaled.log")"
 done
 
