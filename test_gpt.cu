@@ -435,6 +435,7 @@ std::vector<ModelConfig> kinds_of_experts() {
                                    with_experts(llama_like(gpt2, 2), 3, 3, 16), with_experts(gpt2, 1, 1, 64),
                                    with_experts(llama_like(gpt2, 2), 6, 2, 16)};
     kinds[1].router_norm = false, kinds[1].shared_experts = 2, kinds[1].aux_loss = 0.3, kinds[1].router_z_loss = 0.1;
+    kinds[0].router_scale = 2, kinds[1].router_scale = 0.5, kinds[4].router_scale = 2.5;
     kinds[2].aux_loss = 0.2, kinds[2].tied = false;
     kinds[4].router = RouterScore::sigmoid, kinds[4].aux_loss = 0.3, kinds[4].router_z_loss = 0.1;
     return kinds;

@@ -120,6 +120,13 @@ run 2 dealt "${experts[@]}" --ep 2 --tp 2 --zero 0 --recompute block --resume --
 verdict $? "experts dealt out to two tp ranks: $(tail -n 3 "$work/dealt.log")"
 near dealt experts
 verdict $? "losses of experts dealt out: $(losses dealt | xargs) against $(losses experts | xargs)"
+run 1 scaled "${experts[@]}" --router-scale 2.5 && [ "$(losses scaled | head -n 1)" != "$(losses experts | head -n 1)" ]
+verdict $? "losses of experts scaled by 2.5: $(losses scaled | xargs) against $(losses experts | xargs)"
+for scale in 1 2; do   # a run goes on with the factor that it has
+    ! run 1 scaled "${experts[@]}" --router-scale $scale --resume --max-steps 5 &&
+        tail -n 3 "$work/scaled.log" | grep -q "the run was of a model with .* router-scale 2.5"
+    verdict $? "--router-scale $scale where the run has 2.5: $(tail -n 3 "$work/scaled.log")"
+done
 
 # the line of progress and metrics.jsonl tell the same load and losses, of those that are on
 loads() {   # NAME

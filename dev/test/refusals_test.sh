@@ -177,7 +177,12 @@ done
 expect 64 "the environment has RANK=0 WORLD" env "RANK=0 WORLD" "${run[@]}"
 expect 0 "warning: the environment has TRAIN_GPT_THREADS=many" env TRAIN_GPT_THREADS=many "${run[@]}"
 expect 0 "warning: TRAIN_GPT_CHECKS=all: without a GPU" env TRAIN_GPT_CHECKS=all "${run[@]}"
-expect 64 "--aux-loss or --router-z-loss without --experts" "${run[@]}" --aux-loss 0.01
+for option in --aux-loss --router-scale; do
+    expect 64 "--router-scale, --aux-loss or --router-z-loss without --experts" "${run[@]}" $option 0.01
+done
+for scale in 0 1e-50; do
+    expect 64 "not a model: --router-scale $scale" "${run[@]}" --experts 4 --router-scale $scale
+done
 
 # ---- a stranger that is silent where rank 0 should be
 if command -v python3 >/dev/null; then

@@ -166,6 +166,14 @@ TEST_CASE("model export: mixtures of experts are a Mixtral, Qwen3-MoE or OLMoE, 
     CHECK(beyond_hugging_face(config) == "--shared-experts 1");
     config.shared_experts = 0, config.router = RouterScore::sigmoid;
     CHECK(beyond_hugging_face(config) == "--router sigmoid");
+    config.router = RouterScore::softmax, config.router_scale = 2.5;
+    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::row}) {   // no type of these has a factor
+        config.qk_norm = norm, config.router_norm = norm == QkNorm::none;
+        CHECK(beyond_hugging_face(config) == "--router-scale 2.5");
+        CHECK(family() == "train_gpt");
+        CHECK(*hugging_face_config(config, "float32").find("routed_scaling_factor") == Json(2.5));
+        CHECK(through_config_json(config) == config);
+    }
     ModelConfig gpt2 = custom_model_config(3, 4, 64, 24, 101);
     gpt2.experts = 4;
     CHECK(beyond_hugging_face(gpt2) == "--experts 4");

@@ -170,6 +170,9 @@ std::vector<ModelField> make_fields() {
           {"softmax", "sigmoid"}, false);
     named(field<&Config::router_norm>("router-norm", "router_norm", "weights of a token's experts add up to 1"),
           {"0", "1"}, false);
+    number(field<&Config::router_scale>("router-scale", "routed_scaling_factor",
+                                        "factor on the weights of a token's experts, after --router-norm"),
+           false, false, nullptr);
     auto of_training = [&](ModelField row) {
         row.of_training = true;
         number(std::move(row), false, false, nullptr);
@@ -305,10 +308,14 @@ void check_model_config(const ModelConfig& c) {
             text("experts of width ", c.expert_width()), "--expert-width must be a multiple of 8.");
     require(
         experts || (c.own_experts_per_token == 0 && c.own_expert_width == 0 && c.shared_experts == 0 &&
-                    c.router == RouterScore::softmax && c.router_norm && c.aux_loss == 0 && c.router_z_loss == 0),
-        "--experts-per-token, --expert-width, --shared-experts, --router, --router-norm, --aux-loss or --router-z-loss "
-        "without --experts",
+                    c.router == RouterScore::softmax && c.router_norm && c.router_scale == 1 && c.aux_loss == 0 &&
+                    c.router_z_loss == 0),
+        "--experts-per-token, --expert-width, --shared-experts, --router, --router-norm, --router-scale, --aux-loss or "
+        "--router-z-loss without --experts",
         "Give --experts, or none of the options that go with it.");
+    const auto router_scale = static_cast<float>(c.router_scale);   // as the router multiplies
+    require(router_scale > 0 && std::isfinite(router_scale), text("--router-scale ", c.router_scale),
+            "It must be above 0, in fp32 too: 1 leaves the weights as they are, DeepSeek-V3 has 2.5.");
     require(c.norm_eps > 0 && c.norm_eps < 1, text("--norm-eps ", c.norm_eps), "It must be between 0 and 1.");
     require(c.rope_theta >= 1 && c.rope_factor >= 1,
             text("--rope-theta ", c.rope_theta, " --rope-factor ", c.rope_factor), "Both must be at least 1.");

@@ -60,6 +60,7 @@ struct ModelConfig {
     std::int64_t shared_experts = 0;
     RouterScore router = RouterScore::softmax;
     bool router_norm = true;   // weights of a token's experts add up to 1
+    double router_scale = 1;   // factor on the weights after that
     double aux_loss = 0, router_z_loss = 0;
     std::int64_t own_experts_per_token = 0, own_expert_width = 0;
     // 0: the default of the functions below.

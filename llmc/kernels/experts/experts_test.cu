@@ -115,7 +115,9 @@ Routed route(const Doubles& logits, const Doubles& bias, Index E, Index K, Route
         std::ranges::sort(all);
         double chosen = 0;
         for (int e : all) chosen += score[static_cast<Index>(e)];
-        for (int e : all) result.weights.push_back(score[static_cast<Index>(e)] / (kind.normalized ? chosen : 1));
+        for (int e : all) {
+            result.weights.push_back(kind.scale * score[static_cast<Index>(e)] / (kind.normalized ? chosen : 1));
+        }
         result.chosen.push_back(all);
     }
     return result;
@@ -133,7 +135,7 @@ double router_loss(const Doubles& logits, const Routed& routed, const Doubles& d
         for (int e : routed.chosen[row]) chosen += score(static_cast<Index>(e));
         for (Index k = 0; k < K; k++) {
             const double s = score(static_cast<Index>(routed.chosen[row][k]));
-            loss += d[row * K + k] * s / (kind.normalized ? chosen : 1);
+            loss += d[row * K + k] * kind.scale * s / (kind.normalized ? chosen : 1);
         }
         for (Index e = 0; e < E; e++) {
             loss += balance * counts[row / T * E + e] * score(e) / (kind.sigmoid ? sigmoids : 1);
@@ -148,6 +150,7 @@ void check_router(int E, int K, RouterKind kind, bool biased) {
     CAPTURE(K);
     CAPTURE(kind.sigmoid);
     CAPTURE(kind.normalized);
+    CAPTURE(kind.scale);
     KernelTest test;
     const int rows = 150, T = 50;
     const auto e_ = static_cast<Index>(E), k_ = static_cast<Index>(K), r_ = static_cast<Index>(rows);
@@ -257,7 +260,8 @@ TEST_CASE(
     for (const bool sigmoid : {false, true}) {
         for (const bool normalized : {false, true}) {
             check_router(8, 2, {sigmoid, normalized}, sigmoid);
-            check_router(5, 3, {sigmoid, normalized}, false);
+            check_router(8, 2, {sigmoid, normalized, 2.5f}, sigmoid);
+            check_router(5, 3, {sigmoid, normalized, 0.3f}, false);
             check_router(1, 1, {sigmoid, normalized}, false);
         }
     }

@@ -5,6 +5,7 @@
 //
 //   softmax   p = softmax(logits); the K experts of the largest logits; their weights are p, or p / sum over the K
 //   sigmoid   s = sigmoid(logits); the K of the largest s + bias; weights s, or s / sum: the bias only chooses
+//   scale     of either router multiplies the weights at the end (the routed scaling factor of DeepSeek-V2 and V3)
 //   losses    of a sequence (a E/K) sum_e (n_e / T) (sum_t p_te / T), n_e of its T tokens sent to e (sigmoid: p is s
 //             divided by its sum over e); and z mean(lse(logits)^2)
 // All arithmetic is fp32. Among equal scores the lower index wins; NaN counts as the least score. A token's experts are
@@ -27,9 +28,10 @@
 #include "llmc/kernels/rows/embedding.cuh"
 #include "llmc/kernels/vec.cuh"
 
-// Softmax or sigmoid scores; `normalized`: a token's weights add up to one.
+// Softmax or sigmoid scores; `normalized`: a token's weights add up to one, before `scale` multiplies them.
 struct RouterKind {
     bool sigmoid, normalized;
+    float scale = 1;
 };
 
 // Chooses index (rows, K) and weight (rows, K) from logits (rows, E) and `bias` (E) or null. With `again` the indices
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) router_forward_kernel(RouterForward 
     }
     float sum = 0;
     for (int k = 0; k < args.K; k++) sum += weight[k] = router.score(index[k]);
-    for (int k = 0; k < args.K && args.kind.normalized; k++) weight[k] /= sum;
+    for (int k = 0; k < args.K; k++) weight[k] = args.kind.scale * (args.kind.normalized ? weight[k] / sum : weight[k]);
 }
 
 template <int kThreads>
@@ -185,10 +187,11 @@ __global__ void __launch_bounds__(kThreads) router_backward_kernel(RouterBackwar
     const float* const dweight = args.dweight + static_cast<std::int64_t>(row) * K;
     const std::int32_t* const counts =
         args.counts ? args.counts + static_cast<std::int64_t>(args.sequences.of(row)) * E : nullptr;
+    auto dunscaled = [&](int k) { return args.kind.scale * dweight[k]; };
     float of_chosen = 0, mean = 0;   // sum of the chosen scores; mean of the gradients of weights, by weight
     for (int k = 0; k < K; k++) {
         of_chosen += router.score(index[k]);
-        mean += router.score(index[k]) * dweight[k];
+        mean += router.score(index[k]) * dunscaled(k);
     }
     mean /= of_chosen;
     auto dbalance = [&](int e) { return counts ? args.balance * static_cast<float>(counts[e]) : 0.0f; };
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) router_backward_kernel(RouterBackwar
     int next = 0;
     auto dscore = [&](int e) {
         if (next == K || index[next] != e) return 0.0f;
-        const float d = dweight[next++];
+        const float d = dunscaled(next++);
         return args.kind.normalized ? (d - mean) / of_chosen : d;
     };
     float balance_mean = 0, score_mean = 0;

@@ -125,7 +125,7 @@ TEST_CASE("reference_gpt: gradients of mixtures of experts agree with central di
     check_gradients(config);
     config.router_norm = false, config.mlp = MlpKind::swiglu, config.shared_experts = 2;
     check_gradients(config);
-    config.aux_loss = 0.3, config.router_z_loss = 0.1;
+    config.aux_loss = 0.3, config.router_z_loss = 0.1, config.router_scale = 2.5;
     check_gradients(config);
     config.router = RouterScore::sigmoid, config.router_norm = true, config.shared_experts = 0;
     check_gradients(config);

@@ -251,7 +251,7 @@ private:
             for (Index k = 0; k < s.K; k++) weights_sum += weighing[order[k]];
             for (Index k = 0; k < s.K; k++) {
                 t.chosen.push_back(order[k]);
-                t.weights.push_back(weighing[order[k]] / (c.router_norm ? weights_sum : 1.0));
+                t.weights.push_back(c.router_scale * weighing[order[k]] / (c.router_norm ? weights_sum : 1.0));
             }
             for (double score : scores) t.probabilities.push_back(score / scores_sum);
             t.scores.insert(t.scores.end(), scores.begin(), scores.end());
@@ -312,7 +312,7 @@ private:
             for (Index k = 0; k < s.K; k++) weights_sum += t.scores[r * s.E + t.chosen[r * s.K + k]];
             for (Index k = 0; k < s.K; k++) mean += dweights[r * s.K + k] * t.weights[r * s.K + k];
             for (Index k = 0; k < s.K; k++) {
-                const double d = dweights[r * s.K + k];
+                const double d = c.router_scale * dweights[r * s.K + k];
                 dscores[t.chosen[r * s.K + k]] += c.router_norm ? (d - mean) / weights_sum : d;
             }
             for (Index e = 0; e < s.E; e++) {

@@ -81,7 +81,9 @@ Experts::Matrices Experts::matrices(const ModelState<floatX>& parameters, const 
     return {index, parameters.tensor(index), static_cast<int>(tensor.rows) / of_experts, static_cast<int>(tensor.cols)};
 }
 
-RouterKind Experts::router_kind() const { return {model().router == RouterScore::sigmoid, model().router_norm}; }
+RouterKind Experts::router_kind() const {
+    return {model().router == RouterScore::sigmoid, model().router_norm, static_cast<float>(model().router_scale)};
+}
 
 Experts::Chunk Experts::chunk(const ExpertsActivations& a, int tokens, int number) const {
     if (!dealt()) return {number, 0, experts(), 0, tokens * chosen(), a.offsets};

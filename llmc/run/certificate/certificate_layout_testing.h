@@ -143,6 +143,7 @@ inline ModelConfig model(const Layout& layout) {
         config.own_expert_width = 24, config.shared_experts = 1;
         config.aux_loss = 0.1, config.router_z_loss = 0.01;
         config.router = layout.router;
+        if (layout.router == RouterScore::sigmoid) config.router_scale = 2.5;   // as in DeepSeek-V3
     }
     return config;
 }
