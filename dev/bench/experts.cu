@@ -101,13 +101,14 @@ void measure(Bench& bench, const Sizes& s, bool forced) {
             std::optional<Operand<floatX>> copy;
             if (copies) copy.emplace(timing, in_count);
             timing.measure([&](int set) {
-                const floatX* in = from[set];
+                const floatX* factor = from[set];
                 if (copies) {
-                    gather_rows((*copy)[set], in, gathered.source, M, s.tokens, s.K, K, stream);
-                    in = (*copy)[set];
+                    gather_rows((*copy)[set], factor, gathered.source, M, s.tokens, s.K, K, stream);
+                    factor = (*copy)[set];
                 }
-                way.own ? grouped_forward(to[set], in, weight[set], groups, stream, gathers ? gathered : GatheredRows{})
-                        : loop.forward<floatX>(to[set], in, weight[set], stream);
+                way.own
+                    ? grouped_forward(to[set], factor, weight[set], groups, stream, gathers ? gathered : GatheredRows{})
+                    : loop.forward<floatX>(to[set], factor, weight[set], stream);
             });
         });
         if (copies) continue;   // the backward pass would read the copy
