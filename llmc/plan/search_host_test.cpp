@@ -102,9 +102,9 @@ TEST_CASE("plan: a token's FLOPs are those of its K experts, whatever number the
 }
 
 TEST_CASE(
-    "plan: closed forms of experts are within 12% of replays, and what --ep sends is R K C (ep - 1) / ep a time") {
+    "plan: closed forms of experts are within 10% of replays, and what --ep sends is R K C (ep - 1) / ep a time") {
     const Machine machine = known_machine("H100");
-    compare("16 experts", mixture(4, 16, 2), 4, machine, 0.12);   // worst where pipelines meet ZeRO-3
+    compare("16 experts", mixture(4, 16, 2), 4, machine, 0.1);   // worst where pipelines meet ZeRO-3
     for (const int ep : {2, 4, 8}) {
         for (const Recompute level : {Recompute::none, Recompute::block}) {
             Options o = mixture(8, 16, 2);
