@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/process/world.h"
 
 struct CollectiveTime {

@@ -9,7 +9,7 @@
 #include "dev/bench/bench.h"
 #include "dev/bench/collectives.h"
 #include "llmc/io/file.h"
-#include "llmc/plan/measure_machine.h"
+#include "llmc/plan/machine/measure_machine.h"
 
 namespace {
 

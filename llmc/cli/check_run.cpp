@@ -15,7 +15,7 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/self_check.h"
-#include "llmc/plan/measure_machine.h"
+#include "llmc/plan/machine/measure_machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/link_speed.h"
 #include "llmc/process/sockets.h"

@@ -85,7 +85,7 @@ private:
         };
         std::vector<std::vector<Transfer>> sent, came;   // per rank, by expert
         std::vector<std::int32_t> held_begins;           // first row of each of this rank's experts, and the end
-        std::vector<std::int32_t> chunk_offsets;         // the same for each chunk, counted from its first row
+        std::vector<std::int32_t> chunk_offsets;         // in each chunk, counted from its first row
 
         Exchange() = default;
         // ends (ranks, E): end of the rows of each rank that go to each expert.

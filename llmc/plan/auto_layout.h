@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/run/options.h"
 
 // --micro-batch auto: returns the largest number of sequences that divides the step and fits into nine tenths of

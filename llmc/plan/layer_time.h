@@ -12,7 +12,7 @@ struct LayerTime {
     double context_bytes = 0, context_seconds = 0, context_exposed = 0;   // sent by context parallelism
     double expert_bytes = 0, expert_seconds = 0;      // bytes sent and seconds by expert parallelism
     double expert_forward = 0, expert_backward = 0;   // exposed seconds, and the slowdown of work beside it
-    double expert_weight = 0;                         // the same of gradients of weights that wait
+    double expert_weight = 0;                         // exposed where gradients of weights wait
     double compute() const { return forward + input + weight + recompute; }
     double tensor_exposed() const { return tensor_forward + tensor_backward; }
     double expert_exposed() const { return expert_forward + expert_backward + expert_weight; }
@@ -46,8 +46,8 @@ struct ChunkedExchange {
     int chunks;
     double one;      // seconds of a chunk's exchange
     double before;   // seconds of work that waits for no rows
-    double work;     // of each chunk, between its exchanges
-    double after;    // of each chunk, beside its way back
+    double work;     // seconds of a chunk, between its exchanges
+    double after;    // seconds of a chunk, beside its way back
     bool back;
 
     double exchanges() const { return (back ? 2 : 1) * chunks * one; }

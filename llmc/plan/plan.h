@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/io/file.h"
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/scaling_law.h"
 #include "llmc/plan/step_time.h"

@@ -3,7 +3,7 @@
 
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/parallel/schedule.h"
-#include "llmc/plan/nccl_time.h"
+#include "llmc/plan/machine/nccl_time.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/training_cost.h"
 

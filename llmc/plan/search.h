@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/step_time.h"
 

@@ -4,7 +4,7 @@
 
 #include "llmc/base/clock/replay.h"
 #include "llmc/plan/all_cores.h"
-#include "llmc/plan/nccl_time.h"
+#include "llmc/plan/machine/nccl_time.h"
 
 using virtual_clock::CostModel;
 using virtual_clock::Exchange;

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/plan/step_recording.h"
 
 // Time of the ranks that share a communicator, in one step.

@@ -177,7 +177,7 @@ void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
     if (dealt()) tools_.expert_ranks.dispatch({ExpertRanks::rows(to, scratch_.own_rows, tools_.sizes.C)}, a.index);
 }
 
-// The same in forward: the weights of the rows travel too, unless they are kept from before, and the counts first.
+// Gathers rows in forward: their weights travel too, unless they are kept from before, and the counts first.
 void Experts::gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
     if (dealt() && !again) take_values(scratch_.own_values, a.weight, a.source, tokens * chosen(), tools_.stream);
     gather(normed, a, tokens);

@@ -55,7 +55,7 @@ private:
     // dealt out from those of all ranks.
     struct Chunk {
         int number, first_expert, experts, first_row, rows;
-        const std::int32_t* offsets;   // of the experts, from the first row on
+        const std::int32_t* offsets;   // (experts + 1), counted from first_row
 
         template <class T>
         T* of(T* all, int width) const {   // its rows of (M, width)

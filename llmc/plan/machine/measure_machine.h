@@ -2,7 +2,7 @@
 // share cores and links as in a run.
 #pragma once
 
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 #include "llmc/process/link_speed.h"
 #include "llmc/process/world.h"
 

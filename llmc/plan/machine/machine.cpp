@@ -1,4 +1,4 @@
-#include "llmc/plan/machine.h"
+#include "llmc/plan/machine/machine.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "llmc/plan/measure_machine.h"
+#include "llmc/plan/machine/measure_machine.h"
 
 #include <algorithm>
 #include <set>
