@@ -59,11 +59,11 @@ struct ActivatedProduct : GroupedProduct<Along::sum, Along::sum, false, Real, Re
 
 private:
     // Stores the first or the second four of eight elements by one access.
-    __device__ __forceinline__ static void store_half(Real* to, const Vec8<Real>& from, int half) {
+    __device__ __forceinline__ static void store_half(Real* to, const Vec8<Real>& from, int part) {
         struct alignas(4 * sizeof(Real)) Four {
             Real values[4];
         };
-        *reinterpret_cast<Four*>(to) = reinterpret_cast<const Four*>(&from)[half];
+        *reinterpret_cast<Four*>(to) = reinterpret_cast<const Four*>(&from)[part];
     }
 };
 

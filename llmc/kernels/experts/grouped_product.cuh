@@ -148,7 +148,7 @@ Launch grouped_launch(const Product& p, dim3 grid, int threads, int shared_bytes
     auto in_memory = [&](const GatheredRows& of) { return of.source ? static_cast<std::size_t>(of.tokens) : rows; };
     where.reads(p.a, sizeof(typename Product::A) * in_memory(p.a_rows) * (sums ? M : K));
     where.reads(p.b, sizeof(typename Product::B) * N * (sums ? in_memory(p.b_rows) : groups * K));
-    for (const GatheredRows& of : {p.a_rows, p.b_rows}) where.reads(of.source, sizeof(std::int32_t) * rows);
+    where.reads(p.a_rows.source, sizeof(std::int32_t) * rows).reads(p.b_rows.source, sizeof(std::int32_t) * rows);
     where.reads(p.offsets, sizeof(std::int32_t) * (groups + 1));
     where.writes(p.out, sizeof(typename Product::Out) * (sums ? groups : 1) * M * N);
     p.declare_more(where);
