@@ -64,11 +64,9 @@ TEST_CASE("certificate: counts of a recompute counted again make it fail") {
 // One rank adds the squares of one of its experts' gradients to the norm's once more; or, with two holders of each
 // expert, one of them adds those of all that it holds, as if it counted what the other one counts.
 TEST_CASE("certificate: an expert counted twice in the norm makes it fail") {
-    if (in_bf16) {
-        MESSAGE("SKIPPED an expert counted twice in the norm is within bf16's tolerance; fp32 shows it");
-        return;
-    }
-    for (const int dp : {2, 4}) {
+    const auto ranks = in_bf16 ? std::vector<int>{} : std::vector{2, 4};
+    if (ranks.empty()) MESSAGE("SKIPPED an expert counted twice in the norm is within bf16's tolerance; fp32 shows it");
+    for (const int dp : ranks) {
         Layout layout = dealt(2, experts(dp, 0, 1));
         const Result expected = alone(layout, 1, 1);
         std::string story;
