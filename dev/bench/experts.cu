@@ -1,8 +1,7 @@
 // First matmul of all experts of a mixture, forward and backward: the program's grouped kernel beside one library call
 // for each expert, and the kernel with rows that it gathers, or that are copied into the order of experts before.
 // Routed by a router that prefers some experts, as a learned one does, and with forced balance, as published speeds
-// often are
-// (--force-balance).
+// often are (--force-balance).
 #include <algorithm>
 #include <cmath>
 #include <optional>

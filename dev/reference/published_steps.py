@@ -163,6 +163,7 @@ def options_of(row):
         options["mlp"] = "relu2"
     if model.get("experts"):
         options.update({"experts": model["experts"], "experts-per-token": model["topk"], "expert-width": model["ffn"]})
+        options["ep-chunks"] = 4 if "overlap" in (row.get("notes") or "").lower() else 1
     if tp > 1:
         options["sequence-parallel"] = int(bool(layout.get("sequence_parallel")))
         options["tp-chunks"] = 4 if "async tp" in (row.get("notes") or "").lower() else 1
@@ -269,7 +270,7 @@ def cause_of(row, plan):
     if "natural routing" in notes:
         return "natural routing: experts' loads are uneven, the plan has even ones"
     if row["model"].get("experts"):
-        return "experts: nothing hides their traffic here, and a token travels once for each expert; the source's dispatch differs"
+        return "experts: a token travels once for each expert; the source's dispatch differs"
     if gpu_of(row) == "A100" and plan["options"]["zero"] == 3 and row["gpus"] > 1000:
         return "ZeRO-3 over more than a thousand ranks, by software of 2021"
     if "approximate" in notes:

@@ -60,6 +60,7 @@ public:
         counted_.record(traffic_.get());
         counting_ = {choice, rows, E};
     }
+    void wait_for_counts(cudaStream_t stream) override { counted_.wait(stream); }
     void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
         const std::vector<std::int32_t>& begins = exchange_of(choice).chunk_offsets;
         CUDA_CHECK(cudaMemcpyAsync(offsets, begins.data(), sizeof(std::int32_t) * begins.size(), cudaMemcpyHostToDevice,
@@ -214,13 +215,17 @@ private:
 
 }   // namespace
 
+Communicator* expert_group(World& world) {
+    return world.group(kExpertGroup, group_members(world.mesh(), world.at(), AxisSet{Axis::ep}));
+}
+
 std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config) {
     if (config.experts == 0) return nullptr;
     Communicator *sharers = nullptr, *holders = nullptr;
     if (config.aux_loss != 0) {
         sharers = world.group(options.sequence_parallel ? AxisSet{Axis::cp, Axis::tp} : AxisSet{Axis::cp});
     }
-    if (options.place.mesh.ep > 1) holders = world.group({Axis::ep});
+    if (options.place.mesh.ep > 1) holders = expert_group(world);
     if (sharers == nullptr && holders == nullptr) return nullptr;
     return std::make_unique<ExpertSharers>(sharers, holders, world.is_planned(), options,
                                            static_cast<int>(config.experts));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero_formulas.h"
@@ -164,11 +165,12 @@ private:
     double slowed_by_links() const {
         return mesh_.pp == 1 ? 0 : multiprocessor_share((mesh_.pp == 2 ? 1 : 2) * link_sms(o_.comm_sms));
     }
-    // Returns how much longer work takes because other communication runs beside it.
+    // Returns how much longer work takes because communication runs beside it that no layer's time has counted.
     double slowed(const StepTime& step) const {
         double beside = 0;
         for (const auto& [name, group] : step.groups) {
-            if (name != "tp" && name != "pp") beside += std::max(0.0, group.seconds - group.exposed);
+            if (name != "tp" && name != "pp" && name != kExpertGroup)
+                beside += std::max(0.0, group.seconds - group.exposed);
         }
         return std::min(beside, step.computing) * multiprocessor_share(o_.comm_sms);
     }
@@ -183,8 +185,8 @@ private:
     LayerTime of_layer() const {
         LayerTime layer;
         BranchTime attention_branch, mlp;
-        ExpertTime dealt;
-        double last = 0, shared = 0;
+        ExpertTime dealt, shared;
+        double last = 0;
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
             const LayerMatrix matrix = matrix_of(param);
@@ -193,9 +195,10 @@ private:
             if (!is_made_again(param)) last += one;
             BranchTime& branch = param.name.find("attn.") != std::string::npos ? attention_branch : mlp;
             (param.name.ends_with("c_proj.weight") ? branch.out : branch.in) += one;
-            if (param.name.find("mlp.shared.") != std::string::npos) shared += one;
-            if (param.name.find("mlp.experts.") != std::string::npos) {
-                (param.name.ends_with("c_proj.weight") ? dealt.out : dealt.in) += one;
+            const bool is_dealt = param.name.find("mlp.experts.") != std::string::npos;
+            if (is_dealt || param.name.find("mlp.shared.") != std::string::npos) {
+                ExpertTime& experts = is_dealt ? dealt : shared;
+                (param.name.ends_with("c_proj.weight") ? experts.out : experts.in) += one;
             }
             layer.flops += 3 * matrix.flops();
         }
@@ -322,7 +325,7 @@ private:
 
     // Rows go to their experts and come back, and so do their gradients, chunk by chunk of experts. Each expert gets as
     // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
-    void add_expert_parallel(LayerTime& layer, const ExpertTime& experts, double shared) const {
+    void add_expert_parallel(LayerTime& layer, const ExpertTime& experts, const ExpertTime& shared) const {
         if (mesh_.ep == 1) return;
         const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
         const int backward = 2 + (block ? 1 : 0) + (zb ? 1 : 0);
@@ -334,11 +337,11 @@ private:
         const ExpertTime each = {experts.in / chunks, experts.out / chunks, experts.activation / chunks,
                                  experts.activation_backward / chunks};
         const double forward = each.in + each.activation;   // before the outputs' product
-        layer.expert_forward = expert_exposed({chunks, one, shared, forward + each.out, 0, true});
+        layer.expert_forward = expert_exposed({chunks, one, shared.in + shared.out, forward + each.out, 0, true});
         layer.expert_backward =
-            expert_exposed({chunks, one, 2 * shared, each.in + each.activation_backward + (zb ? 1 : 2) * each.out,
-                            zb ? 0 : each.in, true});
-        if (block) layer.expert_backward += expert_exposed({chunks, one, shared, forward, 0, false});
+            expert_exposed({chunks, one, (zb ? 1 : 2) * (shared.in + shared.out),
+                            each.in + each.activation_backward + (zb ? 1 : 2) * each.out, zb ? 0 : each.in, true});
+        if (block) layer.expert_backward += expert_exposed({chunks, one, shared.in, forward, 0, false});
         if (zb) layer.expert_weight = expert_exposed({chunks, one, 0, each.in + each.out, 0, false});
     }
     int expert_chunks() const {
@@ -356,7 +359,7 @@ private:
             if (ranks == 1) return;
             const int nodes = nodes_of(ranks, stride);
             const double travel = bytes / machine_.link(nodes).bytes_per_second;
-            GroupTime& group = result.groups[name];   // experts may be dealt out to the ranks of another axis
+            GroupTime& group = result.groups[name];
             group.size = {ranks, nodes};
             group.bytes += bytes, group.seconds += seconds > 0 ? seconds : travel, group.exposed += exposed;
         };
@@ -364,8 +367,8 @@ private:
             layers * layer.tensor_seconds);
         add(o_.ulysses() < mesh_.cp ? "cp ring" : "cp ulysses", mesh_.cp, mesh_.tp, layers * layer.context_bytes,
             layers * layer.context_exposed, layers * layer.context_seconds);
-        add(group_name(mesh_, AxisSet{Axis::ep}), mesh_.ep, 1, layers * layer.expert_bytes,
-            layers * layer.expert_exposed(), layers * layer.expert_seconds);
+        add(kExpertGroup, mesh_.ep, 1, layers * layer.expert_bytes, layers * layer.expert_exposed(),
+            layers * layer.expert_seconds);
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
         add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
     }

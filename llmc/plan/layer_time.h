@@ -28,7 +28,7 @@ struct BranchTime {
     double in = 0, out = 0;
 };
 
-// Seconds of a layer's experts, without the shared ones: of each product with their two matrices, and between these.
+// Seconds of a layer's experts, or of the shared ones: of each product with their two matrices, and between these.
 struct ExpertTime {
     double in = 0, out = 0, activation = 0, activation_backward = 0;
 };

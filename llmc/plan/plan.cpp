@@ -9,6 +9,7 @@
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/plan/search.h"
 #include "llmc/run/layout_options.h"
@@ -135,7 +136,7 @@ std::string relief_of_group(const Plan& plan, const std::string& name) {
     if (name == "pp") return "a smaller --pp";
     if (name.starts_with("cp ")) return "a smaller --cp, or longer sequences";   // the exchange of keys and values
     std::vector<std::string> ways;
-    if (mesh.ep > 1 && is({Axis::ep})) ways.push_back("a smaller --ep");
+    if (name == kExpertGroup) ways.push_back("a smaller --ep");
     if (name == "tp") ways.insert(ways.end(), {"a smaller --tp", "larger micro-batches"});
     const bool zero = is(zero_axes) || (mesh.ep > 1 && is(holder_axes));
     if (zero || is(replica_axes) || ways.empty()) ways.push_back("a larger --total-batch");

@@ -52,6 +52,9 @@ public:
                                 std::int32_t* /*counts*/) {
         ENSURE(false, "an exchange of one device");
     }
+    // Makes `stream` wait for the counts of the exchange that was begun last, as the host will: so the wait is
+    // measured.
+    virtual void wait_for_counts(cudaStream_t /*stream*/) {}
     // Copies where the rows of each of this rank's experts begin, counted from the chunk's first row; those of a chunk
     // are experts + 1 numbers, from number (first_expert + chunk) on.
     virtual void copy_held_offsets(std::int32_t* /*offsets*/, const void* /*choice*/, cudaStream_t) {}

@@ -189,6 +189,7 @@ void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) con
     if (again) {
         dispatch(a.in, a);
     } else {
+        tools_.expert_ranks.wait_for_counts(tools_.stream);
         tools_.expert_ranks.dispatch({ExpertRanks::rows(a.in, scratch_.own_rows, tools_.sizes.C),
                                       ExpertRanks::rows(a.held_weight, scratch_.own_values, 1)},
                                      a.index);

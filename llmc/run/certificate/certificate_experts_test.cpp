@@ -267,7 +267,7 @@ TEST_CASE("certificate: what experts dealt out to ranks send equals the formulas
             const bool capped = ep == 4 && recompute == Recompute::gelu;
             layout.capacity_factor = capped ? 1.0f : 0.0f;   // room for all
             on_layout(layout, [&](Rank& rank, TestRank& me) {
-                Communicator& group = *me.world.group({Axis::ep});
+                Communicator& group = *expert_group(me.world);
                 rank.train(1);
                 group.reset_traffic();
                 rank.groups().all->reset_traffic();

@@ -42,6 +42,7 @@ public:
                         std::int32_t* counts) override {
         real_->begin_exchange(choice, offsets, rows, E, counts);
     }
+    void wait_for_counts(cudaStream_t stream) override { real_->wait_for_counts(stream); }
     void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
         real_->copy_held_offsets(offsets, choice, stream);
     }
