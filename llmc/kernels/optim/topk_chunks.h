@@ -16,7 +16,7 @@ struct TopkEntry {
 // Entry e of chunk c of shard s is entry s * stride + c * of_chunk + e. A shard's last chunk may be shorter.
 struct TopkChunks {
     std::int64_t shards = 1, shard = 0;   // elements of a shard
-    std::int64_t chunks = 0;              // of a shard
+    std::int64_t chunks = 0;              // in a shard
     int last = 0;                         // elements of the last chunk
     int of_chunk = 0, of_last = 0;        // entries of a chunk, of the last one
     std::int64_t stride = 0;              // entries from one shard's to the next one's

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     for (int i = thread; i < here.elements; i += threads) sums[i] = 0;
     for (int r = 0; r < ranks; r++) {
-        __syncthreads();   // what the rank before has sent is added
+        __syncthreads();   // the entries of the rank before are added
         const TopkEntry* const entries = received + r * how.stride + here.first_entry;
         for (int e = thread; e < here.entries; e += threads) sums[entries[e].index] += entries[e].value;
     }
