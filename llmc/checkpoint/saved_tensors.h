@@ -10,7 +10,7 @@
 // With local steps these are of the first replica, and each other one has optimizer files of its own, whose names begin
 // with "replica-1-" and so on: what it needs to go on by itself.
 // With compressed gradients each of the N data-parallel ranks has files besides, "data-rank-0-optimizer-..." to N - 1,
-// with "gradient_error.<name>", what rounding has left out of its gradients; as many ranks go on with them.
+// with "gradient_error.<name>", what compression has left out of its gradients; as many ranks go on with them.
 // The files do not depend on the mesh or the ZeRO stage. Each unit is written by one rank of the stage that holds it (a
 // tied embedding: of the first stage). Units are dealt out in turns, so that the ranks of a stage write at the same
 // time. A rank reads the ranges that it keeps, and the headers; parameters that have masters are rounded from them.

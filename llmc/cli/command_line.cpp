@@ -99,10 +99,10 @@ void check_together(const Options& o) {
 // Refuses local steps, late and compressed gradients where traffic is predicted: predictions count gradients in every
 // step, as they are.
 void check_predicted(Verb verb, const Options& o, bool layout) {
-    const bool compressed = o.grad_compression != GradCompression::none;
+    const bool compressed = o.grad_compression.how != GradCompression::none;
     if (o.local.every == 0 && o.staleness == 0 && !compressed) return;
     const std::string given = o.local.every > 0 ? text("--local-steps ", o.local.every)
-                              : compressed      ? text("--grad-compression ", name_of(o.grad_compression))
+                              : compressed      ? text("--grad-compression ", name_of(o.grad_compression.how))
                                                 : text("--staleness ", o.staleness);
     refuse_if(
         verb == Verb::plan && compressed, "plan " + given + ": a plan counts gradients of 4 bytes an element",

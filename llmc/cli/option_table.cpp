@@ -320,9 +320,11 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     choice("--outer-compression", o.local.compression,
            "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 bits, with a "
            "scale for 256 of them; what rounding leaves out goes along the next time");
-    choice("--grad-compression", o.grad_compression,
-           "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, or in 8 "
-           "bits with a scale for 256 of them; what rounding leaves out goes along in the next step");
+    choice("--grad-compression", o.grad_compression.how,
+           "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, in 8 bits "
+           "with a scale for 256 of them, or only the largest; what is left out goes along in the next step");
+    number("--grad-topk", o.grad_compression.topk, 1.0f / 1024, 1,
+           "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels");
     number("--staleness", o.staleness, 0, 1,
            "1: each step applies the gradients of the step before, whose sum over ranks travels meanwhile");
     taken_by(train, check, evaluate);

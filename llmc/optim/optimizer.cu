@@ -378,7 +378,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
             states.push_back({.name = "outer_error", .optional = true});
         }
     }
-    if (options.grad_compression != GradCompression::none) {
+    if (options.grad_compression.how != GradCompression::none) {
         states.push_back(
             {.name = kGradientError, .optional = true, .of_data_rank = true, .keeps = [mesh](const ParamInfo& info) {
                  return is_compressed(info.tensor, mesh);

@@ -37,7 +37,7 @@ struct OptimizerOptions {
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     float ema = 0;            // decay of the average of weights; 0: none is kept
     LocalSteps local = {};
-    GradCompression grad_compression = GradCompression::none;
+    GradCompressionOptions grad_compression = {};
     int staleness = 0;   // steps by which gradients are applied late: 0 or 1
     bool master_weights = true;
     std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples

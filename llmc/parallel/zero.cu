@@ -26,9 +26,9 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
         arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
                                              static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
     }
-    if (states_.compression != GradCompression::none && groups.zero != nullptr) {
-        compressed_ = std::make_unique<CompressedGradients>(states_.compression, states_.gradients,
-                                                            states_.gradient_error, *groups.zero, arena);
+    if (states_.compression.how != GradCompression::none && groups.zero != nullptr) {
+        compressed_ =
+            compressed_gradients(states_.compression, states_.gradients, states_.gradient_error, *groups.zero, arena);
     }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);

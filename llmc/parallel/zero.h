@@ -33,7 +33,7 @@
 // Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
 // Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
-// With --grad-compression gradients travel rounded instead, at stages 0 and 1
+// With --grad-compression gradients travel in fewer bytes instead, at stages 0 and 1
 // (llmc/parallel/compression/compressed_gradients.h).
 //
 // Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
@@ -55,9 +55,9 @@
 struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
-    bool delayed = false;   // `gradients` are delayed ones, which reduce_delayed() reduces
-    GradCompression compression = GradCompression::none;   // how sums travel over `ZeroGroups::zero`; stages 0 and 1
-    ModelState<float> gradient_error = {};                 // with compression
+    bool delayed = false;                      // `gradients` are delayed ones, which reduce_delayed() reduces
+    GradCompressionOptions compression = {};   // how sums travel over `ZeroGroups::zero`; stages 0 and 1
+    ModelState<float> gradient_error = {};     // with compression
 };
 
 // Null: this rank alone.

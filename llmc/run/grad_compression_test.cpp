@@ -10,9 +10,11 @@ using namespace trainee_testing;
 
 namespace {
 
-constexpr GradCompression codecs[]{GradCompression::bf16_, GradCompression::int8};
+constexpr GradCompressionOptions bf16_blocks{GradCompression::bf16_}, int8_blocks{GradCompression::int8},
+    largest{GradCompression::topk, 0.25f};
+constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest};
 
-OptimizerOptions compressed(GradCompression codec) {
+OptimizerOptions compressed(const GradCompressionOptions& codec) {
     OptimizerOptions how = options();
     how.grad_compression = codec;
     return how;
@@ -65,7 +67,7 @@ TEST_CASE("compressed gradients: what was applied and what is left out add up to
     constexpr int steps = 12;
     for (const int ranks : {2, 3}) {
         for (const int zero : {0, 1}) {
-            for (const GradCompression how : codecs) {
+            for (const GradCompressionOptions& how : codecs) {
                 on_ranks(ranks, [&](TestRank& me) {
                     Trainee plain(options(), me.arena, me.stream, &me.world, zero),
                         own(compressed(how), me.arena, me.stream, &me.world, zero),
@@ -103,7 +105,7 @@ TEST_CASE("compressed gradients: what was applied and what is left out add up to
 TEST_CASE("compressed gradients: replicas have the same bits after 50 steps, near those whose gradients are whole") {
     for (const int ranks : {2, 3}) {
         for (const int zero : {0, 1}) {
-            for (const GradCompression how : codecs) {
+            for (const GradCompressionOptions& how : codecs) {
                 on_ranks(ranks, [&](TestRank& me) {
                     Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
                         plain(options(), me.arena, me.stream, &me.world, zero);
@@ -124,10 +126,29 @@ TEST_CASE("compressed gradients: replicas have the same bits after 50 steps, nea
     }
 }
 
+TEST_CASE("compressed gradients: all elements as the largest ones are the sum itself but for rounding") {
+    for (const int ranks : {2, 3}) {
+        for (const int zero : {0, 1}) {
+            on_ranks(ranks, [&](TestRank& me) {
+                Trainee own(compressed({GradCompression::topk, 1}), me.arena, me.stream, &me.world, zero),
+                    plain(options(), me.arena, me.stream, &me.world, zero);
+                for (int step = 1; step <= 3; step++) {
+                    own.gradients(step), plain.gradients(step);
+                    const Floats sent = applied(own), given = applied(plain);
+                    const double most = distance(given, Floats(given.size()));
+                    me.require(most > 0 && distance(sent, given) < 1e-6 * most, "ZeRO ", zero, ": ",
+                               distance(sent, given), " off, of gradients to ", most);
+                    me.require(all_zero(errors(own)), "something is left out");
+                }
+            });
+        }
+    }
+}
+
 TEST_CASE("compressed gradients: bytes are the formula's") {
     for (const int ranks : {2, 3}) {
         for (const int zero : {0, 1}) {
-            for (const GradCompression how : codecs) {
+            for (const GradCompressionOptions& how : codecs) {
                 on_ranks(ranks, [&](TestRank& me) {
                     Trainee own(compressed(how), me.arena, me.stream, &me.world, zero);
                     own.train(1);
@@ -144,10 +165,14 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
                                " bytes for ", formula);
                     double by_hand = 0;
                     for (const TensorLayout& tensor : own.stage.storage().tensors()) {
-                        const std::int64_t blocks = (tensor.padded / ranks + 255) / 256;
-                        by_hand += static_cast<double>(ranks * blocks * (how == GradCompression::int8 ? 260 : 512));
+                        const std::int64_t shards = how.how == GradCompression::topk && zero == 0 ? 1 : ranks;
+                        const std::int64_t shard = tensor.padded / shards, blocks = (shard + 255) / 256;
+                        const std::int64_t quarters = shard / 1024 * 256 + (shard % 1024 + 3) / 4;
+                        by_hand += static_cast<double>(shards * (how.how == GradCompression::topk   ? 8 * quarters
+                                                                 : how.how == GradCompression::int8 ? 260 * blocks
+                                                                                                    : 512 * blocks));
                     }
-                    by_hand *= (zero == 0 ? 2 : 1) * f;
+                    by_hand *= f * (zero == 1 ? 1 : how.how == GradCompression::topk ? ranks : 2);
                     me.require(std::abs(formula / by_hand - 1) < 1e-9, formula, " bytes for ", by_hand);
                 });
             }
@@ -157,10 +182,11 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
 
 TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
     for (const int ranks : {2, 3}) {
-        for (const int zero : {0, 1}) {
+        for (const auto& [zero, codec] :
+             {std::pair{0, bf16_blocks}, std::pair{1, int8_blocks}, std::pair{0, largest}, std::pair{1, largest}}) {
             const SharedFolder folder;
-            on_ranks(ranks, [&](TestRank& me) {
-                const OptimizerOptions how = compressed(codecs[zero]);
+            const OptimizerOptions how = compressed(codec);
+            on_ranks(ranks, [&, zero = zero](TestRank& me) {
                 Trainee own(how, me.arena, me.stream, &me.world, zero);
                 for (int step = 1; step <= 5; step++) {
                     own.train(step);
@@ -183,7 +209,7 @@ TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
 TEST_CASE("compressed gradients: other numbers of ranks, and runs with new moments, begin with nothing left out") {
     const SharedFolder folder;
     on_ranks(3, [&](TestRank& me) {
-        Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, 1),
+        Trainee own(compressed(int8_blocks), me.arena, me.stream, &me.world, 1),
             plain(options(), me.arena, me.stream, &me.world, 1);
         own.train(1), plain.train(1);
         save(me, own, folder / "three", 1);
@@ -199,7 +225,7 @@ TEST_CASE("compressed gradients: other numbers of ranks, and runs with new momen
     if (!ranks_are_threads()) return;
     on_ranks(2, [&](TestRank& me) {
         const std::string three = folder / "three/" + checkpoint_name(1);
-        Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, 0);
+        Trainee own(compressed(int8_blocks), me.arena, me.stream, &me.world, 0);
         me.require(saved_data_ranks(real_files(), three, own.stage.table()) == 3, "not of three ranks");
         me.require(saved_data_ranks(real_files(), folder / "whole/" + checkpoint_name(1), own.stage.table()) == 0,
                    "errors of a run without");
@@ -213,7 +239,7 @@ TEST_CASE("compressed gradients: other numbers of ranks, and runs with new momen
 TEST_CASE("compressed gradients: passes whose gradients nobody applies leave what was left out as it is") {
     for (const int zero : {0, 1}) {
         on_ranks(2, [&](TestRank& me) {
-            Trainee own(compressed(GradCompression::int8), me.arena, me.stream, &me.world, zero),
+            Trainee own(compressed(int8_blocks), me.arena, me.stream, &me.world, zero),
                 plain(options(), me.arena, me.stream, &me.world, zero);
             own.step.begin_trial();
             own.gradients(1), plain.gradients(1);
@@ -236,7 +262,7 @@ TEST_CASE("compressed gradients: passes whose gradients nobody applies leave wha
 
 TEST_CASE("compressed gradients: a step whose update is left out leaves nothing behind, and later ones go on") {
     for (const int zero : {0, 1}) {
-        for (const GradCompression how : codecs) {
+        for (const GradCompressionOptions& how : codecs) {
             on_ranks(2, [&](TestRank& me) {
                 Trainee own(compressed(how), me.arena, me.stream, &me.world, zero);
                 own.train(1);

@@ -117,11 +117,17 @@ void check_staleness(const Options& o) {
 
 // Refuses what sums gradients another way than whole and once a step, over ranks that hold the same.
 void check_compression(const Options& o) {
-    if (o.grad_compression == GradCompression::none) return;
-    const std::string given = text("--grad-compression ", name_of(o.grad_compression));
+    const GradCompressionOptions by_default;
+    auto number = [](float value) { return formatted("%g", static_cast<double>(value)); };
+    refuse_if(
+        o.grad_compression.how != GradCompression::topk && o.grad_compression.topk != by_default.topk,
+        text("--grad-topk ", number(o.grad_compression.topk), " without --grad-compression topk"),
+        text("Give --grad-compression topk, or --grad-topk ", number(by_default.topk), ", which is the default."));
+    if (o.grad_compression.how == GradCompression::none) return;
+    const std::string given = text("--grad-compression ", name_of(o.grad_compression.how));
     refuse_if(o.zero > 1,
               text(given, " --zero ", o.zero,
-                   ": what rounding leaves out of whole gradients must be kept, which this stage shares out"),
+                   ": what compression leaves out of whole gradients must be kept, which this stage shares out"),
               "Give --zero 0 or 1.");
     refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
               "Give --outer-compression for what local steps send.");
@@ -340,8 +346,21 @@ std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
     return hosts;
 }
 
+double topk_share(const Options& o) {
+    const double entry = sizeof(float) + sizeof(std::int32_t), k = static_cast<double>(o.grad_compression.topk);
+    const int ranks = o.data_ranks() * o.cp;
+    return k * entry / sizeof(float) * (o.zero == 0 ? ranks / 2.0 : 1.0);
+}
+
 std::vector<std::string> layout_warnings(const Options& o, const std::vector<std::string>& hosts) {
     std::vector<std::string> warnings;
+    const double share = o.grad_compression.how == GradCompression::topk ? topk_share(o) : 0.0;
+    if (share >= 1) {
+        const double k = static_cast<double>(o.grad_compression.topk);
+        warnings.push_back(text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
+                                " times the bytes of gradients that travel as they are: less than ",
+                                formatted("%.3g", k / share), " sends fewer"));
+    }
     const int m = o.micro_steps();
     if (m < o.pp) {
         warnings.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
@@ -388,8 +407,8 @@ void fit_to_ranks(Options& options, int dp) {
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
               "Give --outer-compression none, or start more ranks.");
-    refuse_if(options.grad_compression != GradCompression::none && dp * options.cp == 1,
-              text("--grad-compression ", name_of(options.grad_compression),
+    refuse_if(options.grad_compression.how != GradCompression::none && dp * options.cp == 1,
+              text("--grad-compression ", name_of(options.grad_compression.how),
                    ": one rank sees all tokens of its part of the model, so no gradient travels"),
               "Give --grad-compression none, or start more ranks.");
     check_total_batch(options);

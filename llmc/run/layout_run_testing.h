@@ -129,7 +129,7 @@ inline Options options_of(const Layout& layout, const std::string& output) {
                                 {"tie-embeddings", 0}};
     }
     options.local = layout.local, options.zero_group = layout.mesh().zero_group;
-    options.staleness = layout.staleness, options.grad_compression = layout.compression;
+    options.staleness = layout.staleness, options.grad_compression = {layout.compression, 0.75f};
     options.check_replicas = layout.local.every > 0 || layout.compression != GradCompression::none ? 1 : 0;
     if (!layout.clips) options.grad_clip = 0;
     options.document_mask = layout.documents, options.boundary_loss = !layout.documents;

@@ -102,9 +102,26 @@ TEST_CASE("layout: moves of local steps are compressed where something travels")
     CHECK(refused(1, 1, 1).empty());
 }
 
+TEST_CASE("layout doubts: the largest gradients that are more bytes than all are told of, by --zero and ranks") {
+    Options o;
+    o.dp = 2, o.cp = 2, o.grad_compression = {GradCompression::topk, 0.24f};
+    CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
+    o.grad_compression.topk = 0.25f;
+    CHECK(says(layout_warnings(o, hosts_in_blocks(4, 4)), "--grad-topk 0.25 sends 1 times the bytes"));
+    o.grad_compression.topk = 0.5f;
+    CHECK(says(layout_warnings(o, hosts_in_blocks(4, 4)), "--grad-topk 0.5 sends 2 times the bytes"));
+    CHECK(says(layout_warnings(o, hosts_in_blocks(4, 4)), "less than 0.25 sends fewer"));
+    o.zero = 1;
+    CHECK(says(layout_warnings(o, hosts_in_blocks(4, 4)), "--grad-topk 0.5 sends 1 times the bytes"));
+    o.grad_compression.topk = 0.49f;
+    CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
+    o.grad_compression = {GradCompression::int8, 0.5f};
+    CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
+}
+
 TEST_CASE("layout options: --grad-compression is refused where one rank sees all tokens of its part of the model") {
     Options o;
-    o.grad_compression = GradCompression::int8;
+    o.grad_compression.how = GradCompression::int8;
     auto refused = [&](int dp, int cp) {
         o.cp = cp, o.total_batch = std::int64_t{dp} * o.micro_batch * o.seq_len;
         try {
@@ -117,6 +134,6 @@ TEST_CASE("layout options: --grad-compression is refused where one rank sees all
     CHECK(refused(2, 1).empty());
     CHECK(refused(1, 2).empty());
     CHECK(refused(1, 1).starts_with("--grad-compression int8: one rank sees all tokens of its part of the model"));
-    o.grad_compression = GradCompression::none;
+    o.grad_compression.how = GradCompression::none;
     CHECK(refused(1, 1).empty());
 }

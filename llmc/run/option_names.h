@@ -55,8 +55,10 @@ struct EnumNames<OuterCompression> {
 
 template <>
 struct EnumNames<GradCompression> {
-    static constexpr EnumName<GradCompression> list[]{
-        {"none", GradCompression::none}, {"bf16", GradCompression::bf16_}, {"int8", GradCompression::int8}};
+    static constexpr EnumName<GradCompression> list[]{{"none", GradCompression::none},
+                                                      {"bf16", GradCompression::bf16_},
+                                                      {"int8", GradCompression::int8},
+                                                      {"topk", GradCompression::topk}};
 };
 
 template <>

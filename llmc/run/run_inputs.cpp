@@ -258,7 +258,7 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     }
     const int kept_by = saved_data_ranks(real_files(), inputs.checkpoint, step.stage().table());
     const int ranks = group_size(step.stage().storage().place().mesh, zero_axes);
-    const bool compresses = options.grad_compression != GradCompression::none;
+    const bool compresses = options.grad_compression.how != GradCompression::none;
     if (kept_by > 0 && (!compresses || options.reset_optimizer || kept_by != ranks)) {
         log.line(
             "what --grad-compression left out of the gradients of %d data-parallel ranks until step %d is dropped%s",

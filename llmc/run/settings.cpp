@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
 
 namespace {
@@ -69,10 +70,15 @@ void asked(Table& table, const Options& o) {
                                       " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
                                       ", compression ", name_of(o.local.compression)));
     }
-    if (o.grad_compression != GradCompression::none) {
-        table.row("gradients travel in", o.grad_compression == GradCompression::int8
-                                             ? "int8, with an fp32 scale for 256 of them, and error feedback"
-                                             : "bf16, with error feedback");
+    if (o.grad_compression.how != GradCompression::none) {
+        table.row("gradients travel in",
+                  o.grad_compression.how == GradCompression::topk
+                      ? text("entries of 8 bytes, the largest ", real(o.grad_compression.topk),
+                             " of each 1,024, with error feedback: ", formatted("%.3g", topk_share(o)),
+                             " of the bytes without")
+                  : o.grad_compression.how == GradCompression::int8
+                      ? std::string("int8, with an fp32 scale for 256 of them, and error feedback")
+                      : std::string("bf16, with error feedback"));
     }
     if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
     table.row("optimizer", name_of(o.optimizer));

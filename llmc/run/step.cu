@@ -25,13 +25,13 @@ struct Step::Numbers {
 namespace {
 
 // `optimizer`: null if the stage has no backward.
-std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness, GradCompression compression,
-                              const TrainingGroups& groups, Arena& arena) {
+std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness,
+                              const GradCompressionOptions& compression, const TrainingGroups& groups, Arena& arena) {
     if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
     ZeroStates states{stage.parameters(), stage.unsharded_parameters(),
                       optimizer ? optimizer->gradients() : StateBuffers(), stage.gradients().unsharded(),
                       staleness > 0};
-    if (optimizer != nullptr && compression != GradCompression::none) {
+    if (optimizer != nullptr && compression.how != GradCompression::none) {
         states.compression = compression;
         states.gradient_error = optimizer->state(kGradientError);
     }
@@ -178,7 +178,7 @@ void Step::compress(bool on) {
 
 // Drops what compression has left out of gradients that are not applied: it may be as large as what made them so.
 void Step::drop_gradient_errors(bool unless_updated) {
-    if (compression_ == GradCompression::none) return;
+    if (compression_.how == GradCompression::none) return;
     const ModelState<float>& errors = optimizer_->state(kGradientError);
     if (!unless_updated) return errors.zero(stage_.stream());
     for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
@@ -240,7 +240,7 @@ std::string Step::memory_by_formula() const {
     const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + staleness_);
     ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
-    if (compression_ != GradCompression::none) {
+    if (compression_.how != GradCompression::none) {
         memory.gradients += static_cast<double>(optimizer_->state(kGradientError).bytes());
     }
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };

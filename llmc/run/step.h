@@ -100,7 +100,7 @@ private:
     Stage& stage_;
     float grad_clip_;
     int staleness_;
-    GradCompression compression_;
+    GradCompressionOptions compression_;
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;

@@ -6,11 +6,17 @@
 
 #include "llmc/mesh/tensor_spec.h"
 
-// Blocks of 256 elements: none, as they are; bf16, 2 bytes an element; int8, 1 byte and a scale of 4 bytes a block
-// (llmc/kernels/optim/rounded_blocks.cuh).
-enum class GradCompression : std::uint8_t { none, bf16_, int8 };
+// none: as they are. In blocks of 256 elements (llmc/kernels/optim/rounded_blocks.cuh): bf16, 2 bytes an element; int8,
+// 1 byte and a scale of 4 bytes a block. topk: the largest elements alone, 8 bytes each
+// (llmc/kernels/optim/topk_entries.cuh).
+enum class GradCompression : std::uint8_t { none, bf16_, int8, topk };
 
-// Name of the state that keeps what rounding has left out of a data-parallel rank's gradients.
+struct GradCompressionOptions {
+    GradCompression how = GradCompression::none;
+    float topk = 0.01f;   // fraction of the elements that travels, above 0 and at most 1
+};
+
+// Name of the state that keeps what compression has left out of a data-parallel rank's gradients.
 inline constexpr const char* kGradientError = "gradient_error";
 
 // Returns true if a tensor's gradient travels compressed: if one rank alone, of those that have seen the same tokens,

@@ -12,7 +12,7 @@ CheckpointKeeper::CheckpointKeeper(const TrainerParts& parts, Agreement& agreeme
       // every rank that writes a unit gets tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
                 parts.groups.stage && (parts.groups.stage->rank() < parts.step.stage().table().units() ||
-                                       parts.options.grad_compression != GradCompression::none),
+                                       parts.options.grad_compression.how != GradCompression::none),
                 parts.arena, parts.step.stage().stream(), 1 << 20, parts.groups.all) {}
 
 void CheckpointKeeper::prepare() {

@@ -1,32 +1,28 @@
-#include "llmc/parallel/compression/compressed_gradients.h"
+#include "llmc/parallel/compression/rounded_gradients.h"
 
 #include "llmc/kernels/optim/gradient_blocks.cuh"
 
 namespace {
 
-// Returns a tensor's shards in blocks, of a unit whose shards have `stride` blocks.
-ShardBlocks shards_of(const TensorLayout& tensor, std::int64_t ranks, std::int64_t stride = 0) {
-    return {ranks, tensor.padded / ranks, stride};
-}
+// Returns a tensor's shards in blocks; the stride is its unit's.
+ShardBlocks shards_of(std::int64_t padded, std::int64_t ranks) { return {ranks, padded / ranks, 0}; }
 
 // Calls use.operator()<Block>() with the type of blocks.
 template <class Use>
 void with_block(GradCompression how, Use&& use) {
     switch (how) {
-        case GradCompression::none: ENSURE(false, "gradients that are not compressed, in blocks"); break;
         case GradCompression::bf16_: use.template operator()<Bf16Block>(); break;
         case GradCompression::int8: use.template operator()<Int8Block>(); break;
+        default: ENSURE(false, "gradients that are not rounded, in blocks");
     }
 }
 
 }   // namespace
 
-CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers& gradients,
-                                         const ModelState<float>& error, Communicator& ranks, Arena& arena)
-    : how_(how), gradients_(gradients), error_(error), ranks_(ranks) {
+RoundedGradients::RoundedGradients(GradCompression how, const StateBuffers& gradients, const ModelState<float>& error,
+                                   Communicator& ranks, Arena& arena)
+    : CompressedGradients(gradients, error, ranks), how_(how) {
     const ParamStorage& storage = gradients.storage();
-    ENSURE(gradients.type() == DType::fp32, "compressed gradients of ", name_of(gradients.type()));
-    ENSURE(!is_sharded(StateKind::gradients, storage.place().zero_stage), "compressed gradients in shards");
     const std::int64_t N = ranks.size();
     std::int64_t most = 0;
     for (const UnitLayout& unit : storage.units()) {
@@ -35,8 +31,7 @@ CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers
         for (int i : unit.tensors) {
             const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
             if (!takes(tensor)) continue;
-            ENSURE(storage.table()[tensor.param].tensor.owner < 0, "compressed gradients of a matrix with one owner");
-            parts.push_back({tensor.param, blocks, shards_of(tensor, N)});
+            parts.push_back({tensor.param, blocks, shards_of(tensor.padded, N)});
             blocks += parts.back().shards.of_shard();
         }
         for (Part& part : parts) part.shards.stride = blocks;
@@ -50,14 +45,14 @@ CompressedGradients::CompressedGradients(GradCompression how, const StateBuffers
     });
 }
 
-void CompressedGradients::reduce(int slot, cudaStream_t stream) {
+void RoundedGradients::reduce(int slot, cudaStream_t stream) {
     const std::vector<Part>& parts = units_[static_cast<std::size_t>(slot)];
     if (parts.empty()) return;
     with_block(how_, [&]<class Block> { reduce_blocks<Block>(parts, stream); });
 }
 
 template <class Block>
-void CompressedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStream_t stream) {
+void RoundedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStream_t stream) {
     Block* const sent = reinterpret_cast<Block*>(sent_.data());
     const Block* const received = reinterpret_cast<const Block*>(received_.data());
     const std::int64_t blocks = parts.front().shards.stride;
@@ -67,7 +62,7 @@ void CompressedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStre
                            gradients_.tensor(part.param).as<float>(), stream);
     }
     ranks_.all_to_all(received_.data(), sent_.data(), words, stream);
-    if (is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage)) {
+    if (sums_to_shards()) {
         for (const Part& part : parts) {
             sum_blocks(gradients_.owned(part.param).as<float>(), received + part.first, part.shards, stream);
         }
@@ -83,16 +78,10 @@ void CompressedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStre
     }
 }
 
-double compressed_traffic(const ParamStorage& storage, GradCompression how) {
-    const RankLayout& place = storage.place();
-    const std::int64_t N = group_size(place.mesh, zero_axes);
+double rounded_bytes(GradCompression how, std::int64_t padded, std::int64_t ranks) {
     double bytes = 0;
     with_block(how, [&]<class Block> {
-        for (const TensorLayout& tensor : storage.tensors()) {
-            if (!is_compressed(storage.table()[tensor.param].tensor, place.mesh)) continue;
-            bytes += static_cast<double>(N * shards_of(tensor, N).of_shard()) * sizeof(Block);
-        }
+        bytes = static_cast<double>(ranks * shards_of(padded, ranks).of_shard()) * sizeof(Block);
     });
-    const double hops = is_sharded(StateKind::optimizer, place.zero_stage) ? 1 : 2;
-    return hops * static_cast<double>(N - 1) / static_cast<double>(N) * bytes;
+    return bytes;
 }
