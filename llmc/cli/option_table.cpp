@@ -317,9 +317,10 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--outer-lr", o.local.lr, 0, 1e6f,
            "rate of the move of --local-steps, from where the groups were together to their average");
     number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
-    choice("--outer-compression", o.local.compression,
-           "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 bits, with a "
-           "scale for 256 of them; what rounding leaves out goes along the next time");
+    choice(
+        "--outer-compression", o.local.compression,
+        "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 or 2 bits, with "
+        "a scale for 256 of them; what rounding leaves out goes along the next time");
     choice("--grad-compression", o.grad_compression.how,
            "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, in 8 bits "
            "with a scale for 256 of them, or only the largest; what is left out goes along in the next step");

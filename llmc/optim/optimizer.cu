@@ -28,44 +28,57 @@ std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
     return (rounded_blocks(elements) + replicas - 1) / replicas;
 }
 
+// Returns the elements of the model that a rank owns of a tensor. They come first; after them what pads the shard and
+// the vocabulary stays 0, as no level of 2 bits would leave it.
+std::int64_t elements_that_travel(const ParamStorage& storage, const TensorLayout& tensor) {
+    const std::vector<OwnedRange> ranges = storage.exported_ranges(tensor, StateKind::optimizer);
+    return ranges.empty() ? 0 : ranges.back().local_begin + ranges.back().length;
+}
+
 // A tensor's part in a compressed move. `share`: blocks that each replica averages.
 struct DeltaTensor {
     float* weights;
     const float* begin;
     float* error;
     std::int64_t count, share;
-    Int8Block *blocks, *received;   // (R x share) each
+    std::int32_t *blocks, *received;   // words of (R x share) blocks each
 };
+
+// Returns the words of 32 bits of a block of elements.
+std::int64_t words_of_deltas(OuterCompression compression) {
+    return static_cast<std::int64_t>(compression == OuterCompression::int2 ? words_of_block<Int2Block>()
+                                                                           : words_of_block<Int8Block>());
+}
 
 // Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
 // averages one share of every tensor for all.
+template <class Block>
 void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
     const int R = outer.size();
-    auto words = [](Int8Block* of) { return reinterpret_cast<std::int32_t*>(of); };
+    auto blocks = [](std::int32_t* words) { return reinterpret_cast<Block*>(words); };
     auto words_of_share = [](const DeltaTensor& t) {
-        return static_cast<std::size_t>(t.share) * words_of_block<Int8Block>();
+        return static_cast<std::size_t>(t.share) * words_of_block<Block>();
     };
     for (const DeltaTensor& t : tensors) {
-        compress_deltas(t.blocks, R * t.share, t.error, t.weights, t.begin, t.count, stream);
+        compress_deltas(blocks(t.blocks), R * t.share, t.error, t.weights, t.begin, t.count, stream);
     }
     {
         const Communicator::Group together(outer);
-        for (const DeltaTensor& t : tensors) {
-            outer.all_to_all(words(t.received), words(t.blocks), words_of_share(t), stream);
-        }
+        for (const DeltaTensor& t : tensors) outer.all_to_all(t.received, t.blocks, words_of_share(t), stream);
     }
     for (const DeltaTensor& t : tensors) {
         const std::int64_t first = outer.rank() * t.share, before = std::min(first * kRoundedBlock, t.count),
                            elements = std::min(t.share * kRoundedBlock, t.count - before);
-        average_deltas(t.blocks + first, t.received, t.share, R, t.error + before, elements, stream);
+        average_deltas(blocks(t.blocks) + first, blocks(t.received), t.share, R, t.error + before, elements, stream);
     }
     {
         const Communicator::Group together(outer);
         for (const DeltaTensor& t : tensors) {
-            outer.all_gather(words(t.blocks), words(t.blocks + outer.rank() * t.share), words_of_share(t), stream);
+            const std::size_t words = words_of_share(t);
+            outer.all_gather(t.blocks, t.blocks + static_cast<std::size_t>(outer.rank()) * words, words, stream);
         }
     }
-    for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, t.blocks, t.count, stream);
+    for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, blocks(t.blocks), t.count, stream);
 }
 
 }   // namespace
@@ -76,7 +89,7 @@ struct Optimizer::Tables {
     UpdateTable<floatX> owned, counted_once;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;           // per block of the table, if a rule reads them
     NormTable squares;
-    DeviceBuffer<Int8Block> deltas;   // sent and received, of one unit; empty: moves are not compressed
+    DeviceBuffer<std::int32_t> deltas;   // words sent and received, of one unit; empty: moves are not compressed
 };
 
 Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
@@ -103,11 +116,11 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
         std::map<int, std::int64_t> of_units;   // by slot
         for (const TensorLayout& tensor : stage.storage().tensors()) {
             const std::int64_t count = stage.storage().padded_elements(tensor, StateKind::optimizer);
-            of_units[tensor.slot] += 2 * R * delta_blocks_of_one(count, R);
+            of_units[tensor.slot] += 2 * R * delta_blocks_of_one(count, R) * words_of_deltas(options.local.compression);
         }
         std::int64_t most = 0;
         for (const auto& of_unit : of_units) most = std::max(most, of_unit.second);
-        tables_->deltas = arena.allocate<Int8Block>("local steps/blocks", static_cast<std::size_t>(most));
+        tables_->deltas = arena.allocate<std::int32_t>("local steps/blocks", static_cast<std::size_t>(most));
     }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
@@ -275,7 +288,7 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
 }
 
 bool Optimizer::is_compressed() const {
-    return outer_ != nullptr && options_.local.every > 0 && options_.local.compression == OuterCompression::int8;
+    return outer_ != nullptr && options_.local.every > 0 && options_.local.compression != OuterCompression::none;
 }
 
 // Calls use(tensor, weights, count) for the exact weights of each tensor of which this rank owns a part.
@@ -301,17 +314,24 @@ void Optimizer::sum_weights_of_replicas() {
         for_each_owned([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
             if constexpr (std::is_same_v<T, float>) {
                 std::vector<DeltaTensor>& unit = units[tensor.slot];
-                const auto elements = static_cast<std::int64_t>(count);
-                const std::int64_t R = outer_->size(), share = delta_blocks_of_one(elements, R);
-                Int8Block* const blocks =
-                    unit.empty() ? tables_->deltas.data() : unit.back().received + R * unit.back().share;
+                const std::int64_t R = outer_->size(), share = delta_blocks_of_one(static_cast<std::int64_t>(count), R),
+                                   words = R * words_of_deltas(options_.local.compression);
+                std::int32_t* const blocks =
+                    unit.empty() ? tables_->deltas.data() : unit.back().received + words * unit.back().share;
                 unit.push_back({weights, state("outer_weights").owned(tensor.param),
-                                state("outer_error").owned(tensor.param), elements, share, blocks, blocks + R * share});
+                                state("outer_error").owned(tensor.param),
+                                elements_that_travel(stage_.storage(), tensor), share, blocks, blocks + words * share});
             } else {
                 ENSURE(false, "compressed moves of weights in bf16");
             }
         });
-        for (const auto& unit : units) average_compressed(unit.second, *outer_, stream());
+        for (const auto& unit : units) {
+            if (options_.local.compression == OuterCompression::int2) {
+                average_compressed<Int2Block>(unit.second, *outer_, stream());
+            } else {
+                average_compressed<Int8Block>(unit.second, *outer_, stream());
+            }
+        }
     } else {
         {
             const Communicator::Group together(*outer_);
@@ -374,7 +394,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     if (options.local.every > 0) {
         states.push_back({.name = "outer_weights", .averages = true, .outer = true});
         states.push_back({.name = "outer_momentum", .outer = true, .optional = true});
-        if (options.local.compression == OuterCompression::int8) {
+        if (options.local.compression != OuterCompression::none) {
             states.push_back({.name = "outer_error", .optional = true});
         }
     }

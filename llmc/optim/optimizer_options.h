@@ -12,9 +12,9 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 // which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
-// How replicas send their ways in a move: weights in fp32, or blocks of 8 bits an element (llmc/kernels/optim/
+// How replicas send their ways in a move: weights in fp32, or blocks of 8 or 2 bits an element (llmc/kernels/optim/
 // rounded_blocks.cuh).
-enum class OuterCompression : std::uint8_t { none, int8 };
+enum class OuterCompression : std::uint8_t { none, int8, int2 };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
 // 1): replicas update their own weights, and every so many steps, and after the run's last one, move together, by

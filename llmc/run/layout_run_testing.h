@@ -50,17 +50,19 @@ struct Layout {
     bool clips = true;   // gradients; a norm of a replica's is another one than that of all
     MeshShape mesh() const { return {pp, dp, cp, tp, replica_ranks == dp * cp ? 0 : replica_ranks}; }
     std::string name() const {
-        return text(llama ? "Llama, " : "", name_of(optimizer), ", ", "dp ", dp, ", zero ", zero,
-                    master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
-                    tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
-                    pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
-                    cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
-                    local.every > 0 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks",
-                                           local.compression == OuterCompression::int8 ? " in 8 bits" : "")
-                                    : "",
-                    staleness > 0 ? ", late" : "",
-                    compression != GradCompression::none ? text(", gradients in ", name_of(compression)) : "",
-                    ", recompute ", name_of(recompute));
+        return text(
+            llama ? "Llama, " : "", name_of(optimizer), ", ", "dp ", dp, ", zero ", zero,
+            master_weights ? "" : ", no masters", accumulates ? "" : ", at once",
+            tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
+            pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
+            cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
+            local.every > 0
+                ? text(", ", local.every, " local steps of ", replica_ranks, " ranks",
+                       local.compression != OuterCompression::none ? text(" in ", name_of(local.compression)) : "")
+                : "",
+            staleness > 0 ? ", late" : "",
+            compression != GradCompression::none ? text(", gradients in ", name_of(compression)) : "", ", recompute ",
+            name_of(recompute));
     }
 };
 

@@ -2,6 +2,7 @@
 // must decide alike; what a checkpoint restores; what travels.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <set>
@@ -294,14 +295,24 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("local steps: moves in 8 bits keep replicas bit-equal, near those in fp32, with fewer bytes; resumed") {
-    for (const int R : {2, 3}) {
+namespace {
+
+struct Compressed {
+    OuterCompression how;
+    double block_bytes, near;   // of 256 elements; how far a weight may be from that of moves in fp32
+};
+constexpr Compressed in_8_bits{OuterCompression::int8, 260, 1e-3}, in_2_bits{OuterCompression::int2, 68, 1e-2};
+
+}   // namespace
+
+TEST_CASE("local steps: moves in 8 or 2 bits keep replicas bit-equal, near those in fp32, with fewer bytes; resumed") {
+    auto check = [](const Compressed& compressed, int R) {
         const SharedFolder folder;
         const std::string saved = folder / "saved";
         on_ranks(replicas_of(R, 2), [&](TestRank& me) {
             OptimizerOptions how = local_steps(2);
             Trainee exact(how, me.arena, me.stream, &me.world, 1);
-            how.local.compression = OuterCompression::int8;
+            how.local.compression = compressed.how;
             Trainee own(how, me.arena, me.stream, &me.world, 1), resumed(how, me.arena, me.stream, &me.world, 1);
             auto all_equal = [&](Trainee& of) {   // ranks that own the same part are of other replicas
                 const std::vector<std::string> of_all = me.world.gather_text(bits(of.values()));
@@ -317,19 +328,20 @@ TEST_CASE("local steps: moves in 8 bits keep replicas bit-equal, near those in f
                 const double in_fp32 = outer.traffic().total();
                 outer.reset_traffic();
                 own.train(step);
-                const double in_int8 = outer.traffic().total();
+                const double in_blocks = outer.traffic().total();
                 if (step % 2 == 1) continue;
                 me.require(all_equal(own), "step ", step, ": replicas differ after a move");
                 const double apart = distance(own.values(), exact.values());
-                me.require(apart > 0 && apart < 1e-3, "step ", step, ": a weight is ", apart, " from that in fp32");
-                // 260 bytes for 256 elements; the pieces of a tensor have as many blocks
+                me.require(apart > 0 && apart < compressed.near, "step ", step, ": a weight is ", apart,
+                           " from that in fp32");
+                // the pieces of a tensor have as many blocks
                 double expected = 0;
                 for (const TensorLayout& tensor : own.stage.storage().tensors()) {
                     const double elements =
                         static_cast<double>(own.stage.storage().padded_elements(tensor, StateKind::optimizer));
-                    expected += 2 * (R - 1) * std::ceil(std::ceil(elements / 256) / R) * 260;
+                    expected += 2 * (R - 1) * std::ceil(std::ceil(elements / 256) / R) * compressed.block_bytes;
                 }
-                me.require(in_int8 == expected && expected < 0.6 * in_fp32, in_int8, " bytes, expected ", expected,
+                me.require(in_blocks == expected && expected < 0.6 * in_fp32, in_blocks, " bytes, expected ", expected,
                            "; in fp32 ", in_fp32);
             }
             const std::vector<std::string> errors = me.world.gather_text(bits(own.values("outer_error")));
@@ -342,6 +354,64 @@ TEST_CASE("local steps: moves in 8 bits keep replicas bit-equal, near those in f
             me.require(own.values() == resumed.values() && own.values("outer_error") == resumed.values("outer_error"),
                        "the resumed run goes on otherwise");
         });
+    };
+    for (const int R : {2, 3}) check(in_8_bits, R), check(in_2_bits, R);
+}
+
+// At rate 1 without momentum weights go the mean way of the replicas; what one move leaves out goes along in the next.
+TEST_CASE("local steps: compressed, the ways of all replicas arrive, but for what they keep") {
+    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2}) {
+        for (const int R : {2, 3}) {
+            on_ranks(replicas_of(R, 1), [&](TestRank& me) {
+                OptimizerOptions how = local_steps(1, 1, 0);
+                how.local.compression = compression;
+                Trainee own(how, me.arena, me.stream, &me.world);
+                auto sum_of_all = [&](const Floats& values) {
+                    std::vector<double> sum(values.size(), 0.0);
+                    for (const std::string& of_one : me.world.gather_text(bits(values))) {
+                        Floats one(values.size());
+                        std::memcpy(one.data(), of_one.data(), of_one.size());
+                        for (std::size_t i = 0; i < sum.size(); i++) sum[i] += static_cast<double>(one[i]);
+                    }
+                    return sum;
+                };
+                const Floats first = own.values();
+                std::vector<bool> is_of_model;   // not a row that pads the vocabulary, which must stay 0
+                for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                    const auto exported = own.stage.table()[tensor.param].exported_elements();
+                    for (std::int64_t i = 0; i < tensor.elements; i++) is_of_model.push_back(i < exported);
+                }
+                std::vector<double> ways(first.size(), 0.0);   // of all replicas
+                for (int step = 1; step <= 6; step++) {
+                    const Floats begin = own.values();
+                    Floats weights, way;
+                    for (std::size_t i = 0; i < begin.size(); i++) {
+                        const std::uint64_t key = mix64(i * 16 + static_cast<std::uint64_t>(step));
+                        const float goes = is_of_model[i] ? static_cast<float>(key % 1000) * 1e-4f : 0.0f;
+                        weights.push_back(begin[i] - goes * static_cast<float>(me.rank() + 1));
+                        way.push_back(begin[i] - weights.back());
+                    }
+                    own.set_weights(weights);
+                    own.gradients(step);
+                    own.step.skip_update(step);
+                    own.step.result();
+                    const std::vector<double> sum = sum_of_all(way);
+                    for (std::size_t i = 0; i < ways.size(); i++) ways[i] += sum[i];
+                }
+                const std::vector<double> kept = sum_of_all(own.values("outer_error"));
+                const Floats last = own.values();
+                double most = 0, most_kept = 0;
+                for (std::size_t i = 0; i < ways.size(); i++) {
+                    const double arrived = R * (static_cast<double>(first[i]) - static_cast<double>(last[i]));
+                    most = std::max(most, std::abs(arrived + kept[i] - ways[i]));
+                    most_kept = std::max(most_kept, std::abs(kept[i]));
+                    me.require(is_of_model[i] || last[i] == first[i], "padding ", i, " is ", last[i], ", was ",
+                               first[i]);
+                }
+                me.require(most < 1e-5 && most_kept > 1e-4, "a weight is ", most, " from where all went, of ",
+                           most_kept, " that is kept");
+            });
+        }
     }
 }
 
