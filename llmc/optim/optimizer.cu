@@ -46,8 +46,8 @@ struct DeltaTensor {
 
 // Returns the words of 32 bits of a block of elements.
 std::int64_t words_of_deltas(OuterCompression compression) {
-    return static_cast<std::int64_t>(compression == OuterCompression::int2 ? words_of_block<Int2Block>()
-                                                                           : words_of_block<Int8Block>());
+    return static_cast<std::int64_t>(compression == OuterCompression::int2_ ? words_of_block<Int2Block>()
+                                                                            : words_of_block<Int8Block>());
 }
 
 // Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
@@ -326,7 +326,7 @@ void Optimizer::sum_weights_of_replicas() {
             }
         });
         for (const auto& unit : units) {
-            if (options_.local.compression == OuterCompression::int2) {
+            if (options_.local.compression == OuterCompression::int2_) {
                 average_compressed<Int2Block>(unit.second, *outer_, stream());
             } else {
                 average_compressed<Int8Block>(unit.second, *outer_, stream());

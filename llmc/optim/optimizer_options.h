@@ -14,7 +14,7 @@ enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
 // How replicas send their ways in a move: weights in fp32, or blocks of 8 or 2 bits an element (llmc/kernels/optim/
 // rounded_blocks.cuh).
-enum class OuterCompression : std::uint8_t { none, int8, int2 };
+enum class OuterCompression : std::uint8_t { none, int8, int2_ };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
 // 1): replicas update their own weights, and every so many steps, and after the run's last one, move together, by

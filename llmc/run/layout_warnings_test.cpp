@@ -98,7 +98,7 @@ TEST_CASE("layout: moves of local steps are compressed where something travels")
         refused(1, 1, 1).starts_with("--outer-compression int8 --zero-group 1: the 1 ranks of dp x cp are one group"));
     CHECK(refused(4, 1, 4).starts_with("--outer-compression int8 --zero-group 4"));
     CHECK(refused(2, 2, 4).starts_with("--outer-compression int8 --zero-group 4"));
-    o.local.compression = OuterCompression::int2;
+    o.local.compression = OuterCompression::int2_;
     CHECK(refused(2, 1, 1).empty());
     CHECK(refused(4, 1, 4).starts_with("--outer-compression int2 --zero-group 4"));
     o.local.compression = OuterCompression::none;

@@ -188,7 +188,7 @@ TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
 
 // Copies must come to the same bits by themselves: nothing is shared inside a replica after such a move.
 TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits, likewise") {
-    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2}) {
+    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
         std::vector<Layout> layouts = replicas_with({.every = 3, .compression = compression});
         for (Layout& layout : layouts) layout.clips = true;
         compare_runs({layouts[1] /* copies at stage 0 */, layouts[3], layouts[4], layouts[5] /* tp */,
@@ -197,6 +197,6 @@ TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits, likewise") {
 }
 
 TEST_CASE("layouts: Muon in replicas of one rank and of several whose moves travel in 2 bits, likewise") {
-    const std::vector<Layout> layouts = replicas_with({.every = 3, .compression = OuterCompression::int2});
+    const std::vector<Layout> layouts = replicas_with({.every = 3, .compression = OuterCompression::int2_});
     compare_runs({layouts[0], layouts[2] /* two ranks, stage 1 */, layouts[5] /* tp */}, OptimizerKind::muon);
 }

@@ -301,7 +301,7 @@ struct Compressed {
     OuterCompression how;
     double block_bytes, near;   // of 256 elements; how far a weight may be from that of moves in fp32
 };
-constexpr Compressed in_8_bits{OuterCompression::int8, 260, 1e-3}, in_2_bits{OuterCompression::int2, 68, 1e-2};
+constexpr Compressed in_8_bits{OuterCompression::int8, 260, 1e-3}, in_2_bits{OuterCompression::int2_, 68, 1e-2};
 
 }   // namespace
 
@@ -360,7 +360,7 @@ TEST_CASE("local steps: moves in 8 or 2 bits keep replicas bit-equal, near those
 
 // At rate 1 without momentum weights go the mean way of the replicas; what one move leaves out goes along in the next.
 TEST_CASE("local steps: compressed, the ways of all replicas arrive, but for what they keep") {
-    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2}) {
+    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
         for (const int R : {2, 3}) {
             on_ranks(replicas_of(R, 1), [&](TestRank& me) {
                 OptimizerOptions how = local_steps(1, 1, 0);

@@ -50,7 +50,7 @@ struct EnumNames<MuonScale> {
 template <>
 struct EnumNames<OuterCompression> {
     static constexpr EnumName<OuterCompression> list[]{
-        {"none", OuterCompression::none}, {"int8", OuterCompression::int8}, {"int2", OuterCompression::int2}};
+        {"none", OuterCompression::none}, {"int8", OuterCompression::int8}, {"int2", OuterCompression::int2_}};
 };
 
 template <>
