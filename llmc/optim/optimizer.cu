@@ -332,6 +332,7 @@ void Optimizer::sum_weights_of_replicas() {
                 average_compressed<Int8Block>(unit.second, *outer_, stream());
             }
         }
+        share_copied_heads();   // their blocks may have other heads' elements too, which differ between the ranks
     } else {
         {
             const Communicator::Group together(*outer_);
@@ -364,10 +365,24 @@ void Optimizer::share_sums() {
     share(tensor_, [&](const TensorSpec& tensor, std::size_t count) {
         return whole(is_whole_on_tp(tensor, place.mesh), count);
     });
-    share(same_heads_, [&](const TensorSpec& tensor, std::size_t) {
-        return owned_ranges(tensor, place, StateKind::optimizer, Heads::copied);
-    });
+    share_copied_heads();
     share(tied_, [&](const TensorSpec& tensor, std::size_t count) { return whole(tensor.tied, count); });
+}
+
+// Gives the ranks that hold copies of heads the first one's weights, and what it has left out of them.
+void Optimizer::share_copied_heads() {
+    if (same_heads_ == nullptr) return;
+    const Communicator::Group together(*same_heads_);
+    auto share = [&](const TensorLayout& tensor, auto* values) {
+        for (const OwnedRange& range : owned_ranges(stage_.table()[tensor.param].tensor, stage_.storage().place(),
+                                                    StateKind::optimizer, Heads::copied)) {
+            same_heads_->broadcast(values + range.local_begin, static_cast<std::size_t>(range.length), 0, stream());
+        }
+    };
+    for_each_owned([&](const TensorLayout& tensor, auto* weights, std::size_t) {
+        share(tensor, weights);
+        if (is_compressed()) share(tensor, state("outer_error").owned(tensor.param));
+    });
 }
 
 bool Optimizer::end_local_steps(int step) {

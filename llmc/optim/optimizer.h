@@ -75,6 +75,7 @@ private:
     void for_each_owned(const Use& use);
     void sum_weights_of_replicas();
     void share_sums();
+    void share_copied_heads();
     template <class Rule>
     void sum_norms_of_all();
 

@@ -56,10 +56,10 @@ TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of
 
 namespace {
 
-// The bits of the heads that a rank and others hold copies of, in the exact weights.
-std::string copied_heads(RankOfRun& rank) {
+// The bits of the heads that a rank and others hold copies of, in a state of the optimizer.
+std::string copied_heads(RankOfRun& rank, const char* state) {
     std::string bits;
-    const ModelState<float>& weights = rank.step->optimizer().state("outer_weights");
+    const ModelState<float>& weights = rank.step->optimizer().state(state);
     for (const TensorLayout& place : weights.storage().tensors()) {
         const auto buffer = weights.unit(place.slot);
         const auto begin = static_cast<std::size_t>(weights.owned(place.param) - buffer.data());
@@ -89,11 +89,18 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
     for (std::size_t i = 0; i < layouts.size(); i++)
         layouts[i].local = {.every = 2}, layouts[i].replica_ranks = ranks[i];
     layouts.back().llama = true;   // one head of keys and values, which both tp ranks hold
+    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
+        Layout compressed = layouts[6];
+        compressed.local.compression = compression;
+        layouts.push_back(compressed);
+    }
     const Workplace place;
     for (const Layout& layout : layouts) {
         for (const bool wrong : {false, true}) {
             Options options = options_of(layout, place.folder / text(layout.name(), ", wrong ", wrong));
             options.val_every = 0, options.max_steps = 2;
+            if (layout.llama)
+                options.architecture["bias"] = 1;   // a block has biases of queries, which differ, and keys
             on_layout(layout, options, [&](RankOfRun& rank) {
                 const bool is_first = rank.model.options().place.at == MeshCoordinates{};
                 if (wrong && !is_first) {
@@ -107,9 +114,17 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
                 const ReplicaHashes hashes = replica_hashes(tensors_of(*rank.step), rank.model.stream());
                 const std::string differs = differing_replicas(rank.world->gather_text(hashes.tensors));
                 ENSURE(differs.empty(), differs);
-                const std::vector<std::string> heads = rank.world->gather_text(copied_heads(rank));
-                ENSURE(heads[0].empty() != layout.llama, "which heads have copies");
-                for (const std::string& of_one : heads) ENSURE(of_one == heads[0], "copies of heads differ");
+                std::vector<const char*> states{"outer_weights"};
+                if (layout.local.compression != OuterCompression::none) states.push_back("outer_error");
+                for (const char* state : states) {
+                    std::string own = copied_heads(rank, state);
+                    if (rank.model.options().replica != 0 && states.size() > 1) own = {};
+                    const std::vector<std::string> heads = rank.world->gather_text(own);
+                    ENSURE(heads[0].empty() != layout.llama, "which heads have copies");
+                    for (const std::string& of_one : heads) {
+                        ENSURE(of_one == heads[0] || of_one.empty(), "copies of heads differ in ", state);
+                    }
+                }
             });
         }
     }
@@ -186,7 +201,7 @@ TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
     compare_runs({layouts[2]}, OptimizerKind::muon);
 }
 
-// Copies must come to the same bits by themselves: nothing is shared inside a replica after such a move.
+// Copies must come to the same bits by themselves: after such a move only copied heads are shared inside a replica.
 TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits, likewise") {
     for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
         std::vector<Layout> layouts = replicas_with({.every = 3, .compression = compression});
