@@ -215,7 +215,7 @@ kill -STOP "${ranks[1]}" && kill -9 $launcher "${ranks[0]}"
 wait $launcher 2>/dev/null
 expect 64 "outlived: another run is writing there" "${run[@]}" --resume 1 -o outlived --val-every 0 --max-steps 10
 kill -9 "${ranks[1]}"
-flock outlived/lock true   # a process that was killed takes a moment to go
+flock -w 600 outlived/lock true   # a process that was killed takes a moment to go
 expect 0 "step   10/10" "${run[@]}" --resume 1 -o outlived --val-every 0 --max-steps 10
 
 # ---- samples: several, after a prompt; what `generate` says is the same

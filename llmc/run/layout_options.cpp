@@ -6,6 +6,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
+#include "llmc/kernels/optim/topk_chunks.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/process/value_bytes.h"
@@ -347,20 +348,31 @@ std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
 }
 
 double topk_share(const Options& o) {
-    const double entry = sizeof(float) + sizeof(std::int32_t), k = static_cast<double>(o.grad_compression.topk);
+    const double entry = sizeof(float) + sizeof(std::int32_t), sent = topk_entries(kTopkChunk, o.grad_compression.topk);
     const int ranks = o.data_ranks() * o.cp;
-    return k * entry / sizeof(float) * (o.zero == 0 ? ranks / 2.0 : 1.0);
+    return sent / kTopkChunk * entry / sizeof(float) * (o.zero == 0 ? ranks / 2.0 : 1.0);
 }
+
+namespace {
+
+// Returns what is to be said of --grad-topk if it sends no fewer bytes than gradients as they are; else nothing.
+std::string too_much_of_topk(const Options& o) {
+    const double share = o.grad_compression.how == GradCompression::topk ? topk_share(o) : 0.0;
+    if (share < 1) return "";
+    const double k = static_cast<double>(o.grad_compression.topk),
+                 below = o.zero == 0 ? 1.0 / (o.data_ranks() * o.cp) : 0.5;   // fractions that send fewer
+    return text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
+                " times the bytes of gradients that travel as they are: ",
+                below > 2.0 / kTopkChunk ? text("less than ", formatted("%.3g", below), " sends fewer")
+                                         : "with so many ranks take --zero 1 or another --grad-compression");
+}
+
+}   // namespace
 
 std::vector<std::string> layout_warnings(const Options& o, const std::vector<std::string>& hosts) {
     std::vector<std::string> warnings;
-    const double share = o.grad_compression.how == GradCompression::topk ? topk_share(o) : 0.0;
-    if (share >= 1) {
-        const double k = static_cast<double>(o.grad_compression.topk);
-        warnings.push_back(text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
-                                " times the bytes of gradients that travel as they are: less than ",
-                                formatted("%.3g", k / share), " sends fewer"));
-    }
+    const std::string topk = too_much_of_topk(o);
+    if (!topk.empty()) warnings.push_back(topk);
     const int m = o.micro_steps();
     if (m < o.pp) {
         warnings.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,

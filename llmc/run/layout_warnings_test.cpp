@@ -120,6 +120,13 @@ TEST_CASE("layout doubts: the largest gradients that are more bytes than all are
     CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
     o.grad_compression = {GradCompression::int8, 0.5f};
     CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
+
+    // two of 1,024 elements, not 1.024
+    o.zero = 0, o.dp = 400, o.grad_compression = {GradCompression::topk, 0.001f};
+    CHECK(says(layout_warnings(o, hosts_in_blocks(800, 8)), "sends 1.56 times the bytes"));
+    CHECK(says(layout_warnings(o, hosts_in_blocks(800, 8)), "with so many ranks take --zero 1"));
+    o.zero = 1;
+    CHECK(topk_share(o) == 2 * 2.0 / 1024);
 }
 
 TEST_CASE("layout options: --grad-compression is refused where one rank sees all tokens of its part of the model") {

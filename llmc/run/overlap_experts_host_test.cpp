@@ -3,10 +3,9 @@
 // to 8 ranks whose links carry 370 GB/s, 650 TFLOP/s in matmuls, bf16, 16 of 132 multiprocessors for communication.
 // What runs is a small model on as many ranks: times of matmuls grow with rows x channels^2, of traffic with rows x
 // channels, so costs are scaled to its channels. Loads are equal. Kernels that only move memory cost nothing.
-#include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/step.h"
+#include "llmc/run/overlap_testing.h"
 
 namespace {
 
@@ -51,15 +50,7 @@ std::vector<host::Recording> record_step(int chunks, int shared_experts) {
         Stage model(config, options, me.arena, me.stream);
         initialize_parameters(model.parameters(), 1, model.stream());
         Step step(model, {}, me.arena, training_groups(me.world));
-        auto read = [](int, const MicroBatch& to) {
-            for (std::size_t i = 0; i < to.tokens.size(); i++) {
-                to.tokens[i] = static_cast<int>(i % 97), to.targets[i] = static_cast<int>(i * 5 % 97);
-            }
-        };
-        CUDA_CHECK(cudaDeviceSynchronize());
-        recordings[static_cast<std::size_t>(me.rank())] =
-            host::record([&] { step.gradients(one_stage_schedule(1), read, 1.0f / (B * T)); });
-        CUDA_CHECK(cudaDeviceSynchronize());
+        recordings[static_cast<std::size_t>(me.rank())] = recorded_gradients(model, step);
     });
     return recordings;
 }

@@ -3,10 +3,9 @@
 // TFLOP/s in matmuls, bf16, 16 of 132 multiprocessors for communication. What runs is a small model on the same ranks:
 // times of matmuls grow with rows x channels^2, of traffic with rows x channels, so costs are scaled to its channels.
 // Kernels that only move memory cost nothing.
-#include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/step.h"
+#include "llmc/run/overlap_testing.h"
 
 namespace {
 
@@ -63,15 +62,7 @@ std::vector<host::Recording> record_step(int chunks, bool sequence_parallel, Fla
         Stage model(custom_model_config(layers, ranks, C, T, 97), options, me.arena, me.stream);
         initialize_parameters(model.parameters(), 1, model.stream());
         Step step(model, {}, me.arena, groups);
-        auto read = [](int, const MicroBatch& to) {
-            for (std::size_t i = 0; i < to.tokens.size(); i++) {
-                to.tokens[i] = static_cast<int>(i % 97), to.targets[i] = static_cast<int>(i * 5 % 97);
-            }
-        };
-        CUDA_CHECK(cudaDeviceSynchronize());
-        recordings[static_cast<std::size_t>(me.rank())] =
-            host::record([&] { step.gradients(one_stage_schedule(1), read, 1.0f / (B * T)); });
-        CUDA_CHECK(cudaDeviceSynchronize());
+        recordings[static_cast<std::size_t>(me.rank())] = recorded_gradients(model, step);
     });
     return recordings;
 }

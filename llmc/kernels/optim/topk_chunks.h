@@ -23,14 +23,17 @@ struct TopkChunks {
     std::int64_t of_shard() const { return chunks == 0 ? 0 : (chunks - 1) * of_chunk + of_last; }
 };
 
+// Returns how many of a chunk's elements travel: the fraction, rounded up.
+inline int topk_entries(int elements, float fraction) {
+    constexpr double slack = 1 - 1e-7;   // in fp32, 0.3 x 960 is a little more than 288
+    return static_cast<int>(std::ceil(static_cast<double>(fraction) * elements * slack));
+}
+
 // Returns chunks of which the fraction travels, rounded up; the stride is that of a tensor alone.
 inline TopkChunks topk_chunks(std::int64_t shards, std::int64_t shard, float fraction) {
     TopkChunks how{shards, shard, (shard + kTopkChunk - 1) / kTopkChunk};
-    auto entries = [&](int elements) {
-        return static_cast<int>(std::ceil(static_cast<double>(fraction) * static_cast<double>(elements)));
-    };
     how.last = static_cast<int>(shard - std::max<std::int64_t>(how.chunks - 1, 0) * kTopkChunk);
-    how.of_chunk = entries(kTopkChunk), how.of_last = entries(how.last);
+    how.of_chunk = topk_entries(kTopkChunk, fraction), how.of_last = topk_entries(how.last, fraction);
     how.stride = how.of_shard();
     return how;
 }

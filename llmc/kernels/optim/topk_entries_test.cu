@@ -51,7 +51,7 @@ void check_picks(std::int64_t shards, std::int64_t shard, float fraction, std::i
         for (std::int64_t begin = 0; begin < shard; begin += 1024) {
             const int elements = static_cast<int>(std::min<std::int64_t>(1024, shard - begin));
             const auto first = static_cast<std::size_t>(s * shard + begin);
-            const int entries = std::max(1, static_cast<int>(std::ceil(static_cast<double>(fraction) * elements)));
+            const int entries = topk_entries(elements, fraction);
             Doubles left(sums.begin() + static_cast<std::ptrdiff_t>(first),
                          sums.begin() + static_cast<std::ptrdiff_t>(first) + elements);
             for (int index : largest_by_sorting(sums, first, elements, entries)) {
@@ -69,6 +69,14 @@ void check_picks(std::int64_t shards, std::int64_t shard, float fraction, std::i
 }
 
 }   // namespace
+
+TEST_CASE("largest gradients: the fraction of a chunk is rounded up, at least one element") {
+    CHECK(topk_entries(1024, 0.01f) == 11);
+    CHECK(topk_entries(1024, 0.001f) == 2);
+    CHECK(topk_entries(1024, 1.0f) == 1024);
+    CHECK(topk_entries(960, 0.3f) == 288);
+    CHECK(topk_entries(64, 0.001f) == 1);
+}
 
 TEST_CASE("largest gradients: those that sorting finds, equal ones from the first on, the others are left") {
     for (const std::int64_t shards : {1, 3}) {

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/parallel/compression/grad_compression.h"
@@ -22,6 +24,40 @@ public:
 protected:
     CompressedGradients(const StateBuffers& gradients, const ModelState<float>& error, Communicator& ranks);
     bool sums_to_shards() const { return is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage); }
+
+    // What travels of a tensor, from number `first` of its unit's on: ShardBlocks or TopkChunks.
+    template <class Shards>
+    struct Part {
+        int param;
+        std::int64_t first;
+        Shards shards;
+    };
+    // Lists by slot what cut(tensor) returns for each tensor that this takes; a unit's strides are what it has
+    // together.
+    template <class Cut>
+    auto parts_of_units(const Cut& cut) const {
+        using Shards = decltype(cut(std::declval<const TensorLayout&>()));
+        const ParamStorage& storage = gradients_.storage();
+        std::vector<std::vector<Part<Shards>>> units;
+        for (const UnitLayout& unit : storage.units()) {
+            std::vector<Part<Shards>>& parts = units.emplace_back();
+            std::int64_t all = 0;   // in one shard
+            for (const int i : unit.tensors) {
+                const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
+                if (!takes(tensor)) continue;
+                parts.push_back({tensor.param, all, cut(tensor)});
+                all += parts.back().shards.of_shard();
+            }
+            for (Part<Shards>& part : parts) part.shards.stride = all;
+        }
+        return units;
+    }
+    template <class Shards>
+    static std::int64_t largest_unit(const std::vector<std::vector<Part<Shards>>>& units) {
+        std::int64_t most = 0;
+        for (const auto& parts : units) most = std::max(most, parts.empty() ? 0 : parts.front().shards.stride);
+        return most;
+    }
 
     StateBuffers gradients_;
     ModelState<float> error_;

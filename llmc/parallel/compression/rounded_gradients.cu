@@ -22,58 +22,44 @@ void with_block(GradCompression how, Use&& use) {
 RoundedGradients::RoundedGradients(GradCompression how, const StateBuffers& gradients, const ModelState<float>& error,
                                    Communicator& ranks, Arena& arena)
     : CompressedGradients(gradients, error, ranks), how_(how) {
-    const ParamStorage& storage = gradients.storage();
     const std::int64_t N = ranks.size();
-    std::int64_t most = 0;
-    for (const UnitLayout& unit : storage.units()) {
-        std::int64_t blocks = 0;   // blocks in one shard
-        std::vector<Part> parts;
-        for (int i : unit.tensors) {
-            const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
-            if (!takes(tensor)) continue;
-            parts.push_back({tensor.param, blocks, shards_of(tensor.padded, N)});
-            blocks += parts.back().shards.of_shard();
-        }
-        for (Part& part : parts) part.shards.stride = blocks;
-        most = std::max(most, blocks);
-        units_.push_back(std::move(parts));
-    }
+    units_ = parts_of_units([N](const TensorLayout& tensor) { return shards_of(tensor.padded, N); });
     with_block(how, [&]<class Block> {
-        const std::size_t words = static_cast<std::size_t>(N * most) * words_of_block<Block>();
+        const std::size_t words = static_cast<std::size_t>(N * largest_unit(units_)) * words_of_block<Block>();
         sent_ = arena.allocate<std::int32_t>("compressed gradients/sent", words);
         received_ = arena.allocate<std::int32_t>("compressed gradients/received", words);
     });
 }
 
 void RoundedGradients::reduce(int slot, cudaStream_t stream) {
-    const std::vector<Part>& parts = units_[static_cast<std::size_t>(slot)];
+    const std::vector<Part<ShardBlocks>>& parts = units_[static_cast<std::size_t>(slot)];
     if (parts.empty()) return;
     with_block(how_, [&]<class Block> { reduce_blocks<Block>(parts, stream); });
 }
 
 template <class Block>
-void RoundedGradients::reduce_blocks(const std::vector<Part>& parts, cudaStream_t stream) {
+void RoundedGradients::reduce_blocks(const std::vector<Part<ShardBlocks>>& parts, cudaStream_t stream) {
     Block* const sent = reinterpret_cast<Block*>(sent_.data());
     const Block* const received = reinterpret_cast<const Block*>(received_.data());
     const std::int64_t blocks = parts.front().shards.stride;
     const std::size_t words = static_cast<std::size_t>(blocks) * words_of_block<Block>();
-    for (const Part& part : parts) {
+    for (const Part<ShardBlocks>& part : parts) {
         compress_gradients(sent + part.first, part.shards, error_.tensor(part.param),
                            gradients_.tensor(part.param).as<float>(), stream);
     }
     ranks_.all_to_all(received_.data(), sent_.data(), words, stream);
     if (sums_to_shards()) {
-        for (const Part& part : parts) {
+        for (const Part<ShardBlocks>& part : parts) {
             sum_blocks(gradients_.owned(part.param).as<float>(), received + part.first, part.shards, stream);
         }
         return;
     }
-    for (const Part& part : parts) {
+    for (const Part<ShardBlocks>& part : parts) {
         round_sum(sent + ranks_.rank() * blocks + part.first, received + part.first, part.shards,
                   error_.shard(part.param), stream);
     }
     ranks_.all_gather(sent_.data(), sent_.data() + static_cast<std::size_t>(ranks_.rank()) * words, words, stream);
-    for (const Part& part : parts) {
+    for (const Part<ShardBlocks>& part : parts) {
         expand_blocks(gradients_.tensor(part.param).as<float>(), sent + part.first, part.shards, stream);
     }
 }

@@ -21,17 +21,12 @@ public:
     void reduce(int slot, cudaStream_t stream) override;
 
 private:
-    struct Part {   // a tensor's blocks in its unit's
-        int param;
-        std::int64_t first;
-        ShardBlocks shards;
-    };
     template <class Block>
-    void reduce_blocks(const std::vector<Part>& parts, cudaStream_t stream);
+    void reduce_blocks(const std::vector<Part<ShardBlocks>>& parts, cudaStream_t stream);
 
     GradCompression how_;
-    std::vector<std::vector<Part>> units_;         // by slot
-    DeviceBuffer<std::int32_t> sent_, received_;   // blocks of the largest unit, shard by shard
+    std::vector<std::vector<Part<ShardBlocks>>> units_;   // by slot
+    DeviceBuffer<std::int32_t> sent_, received_;          // blocks of the largest unit, shard by shard
 };
 
 // Returns the bytes that a tensor's blocks have, over all shards of `ranks`.

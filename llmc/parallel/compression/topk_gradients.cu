@@ -5,45 +5,33 @@
 TopkGradients::TopkGradients(float fraction, const StateBuffers& gradients, const ModelState<float>& error,
                              Communicator& ranks, Arena& arena)
     : CompressedGradients(gradients, error, ranks) {
-    const ParamStorage& storage = gradients.storage();
     const std::int64_t shards = sums_to_shards() ? ranks.size() : 1;
-    std::int64_t most = 0;
-    for (const UnitLayout& unit : storage.units()) {
-        std::int64_t entries = 0;   // in one shard
-        std::vector<Part> parts;
-        for (int i : unit.tensors) {
-            const TensorLayout& tensor = storage.tensors()[static_cast<std::size_t>(i)];
-            if (!takes(tensor)) continue;
-            parts.push_back({tensor.param, entries, topk_chunks(shards, tensor.padded / shards, fraction)});
-            entries += parts.back().chunks.of_shard();
-        }
-        for (Part& part : parts) part.chunks.stride = entries;
-        most = std::max(most, entries);
-        units_.push_back(std::move(parts));
-    }
+    units_ = parts_of_units(
+        [=](const TensorLayout& tensor) { return topk_chunks(shards, tensor.padded / shards, fraction); });
+    const std::int64_t most = largest_unit(units_);
     sent_ = arena.allocate<TopkEntry>("compressed gradients/sent", static_cast<std::size_t>(shards * most));
     received_ =
         arena.allocate<TopkEntry>("compressed gradients/received", static_cast<std::size_t>(ranks.size() * most));
 }
 
 void TopkGradients::reduce(int slot, cudaStream_t stream) {
-    const std::vector<Part>& parts = units_[static_cast<std::size_t>(slot)];
+    const std::vector<Part<TopkChunks>>& parts = units_[static_cast<std::size_t>(slot)];
     if (parts.empty()) return;
-    for (const Part& part : parts) {
-        pick_largest(sent_.data() + part.first, part.chunks, error_.tensor(part.param),
+    for (const Part<TopkChunks>& part : parts) {
+        pick_largest(sent_.data() + part.first, part.shards, error_.tensor(part.param),
                      gradients_.tensor(part.param).as<float>(), stream);
     }
     auto* const received = reinterpret_cast<std::int32_t*>(received_.data());
     const auto* const sent = reinterpret_cast<const std::int32_t*>(sent_.data());
-    const std::size_t words = static_cast<std::size_t>(parts.front().chunks.stride) * sizeof(TopkEntry) / sizeof *sent;
+    const std::size_t words = static_cast<std::size_t>(parts.front().shards.stride) * sizeof(TopkEntry) / sizeof *sent;
     if (sums_to_shards()) {
         ranks_.all_to_all(received, sent, words, stream);
     } else {
         ranks_.all_gather(received, sent, words, stream);
     }
-    for (const Part& part : parts) {
+    for (const Part<TopkChunks>& part : parts) {
         const TypedPointer sum = sums_to_shards() ? gradients_.owned(part.param) : gradients_.tensor(part.param);
-        add_entries(sum.as<float>(), received_.data() + part.first, ranks_.size(), part.chunks, stream);
+        add_entries(sum.as<float>(), received_.data() + part.first, ranks_.size(), part.shards, stream);
     }
 }
 

@@ -23,14 +23,8 @@ public:
     void reduce(int slot, cudaStream_t stream) override;
 
 private:
-    struct Part {   // a tensor's entries in its unit's
-        int param;
-        std::int64_t first;
-        TopkChunks chunks;
-    };
-
-    std::vector<std::vector<Part>> units_;      // by slot
-    DeviceBuffer<TopkEntry> sent_, received_;   // entries of the largest unit: shard by shard, rank by rank
+    std::vector<std::vector<Part<TopkChunks>>> units_;   // by slot
+    DeviceBuffer<TopkEntry> sent_, received_;            // entries of the largest unit: shard by shard, rank by rank
 };
 
 // Returns the bytes of the entries that a rank picks from a tensor of `shards` shards.
