@@ -25,7 +25,7 @@ protected:
     CompressedGradients(const StateBuffers& gradients, const ModelState<float>& error, Communicator& ranks);
     bool sums_to_shards() const { return is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage); }
 
-    // What travels of a tensor, from number `first` of its unit's on: ShardBlocks or TopkChunks.
+    // One tensor's part of its unit, from block or entry number `first` on. Shards: ShardBlocks or TopkChunks.
     template <class Shards>
     struct Part {
         int param;
