@@ -48,7 +48,7 @@ public:
     std::vector<T> download(cudaStream_t stream, std::size_t offset, std::size_t count) const {
         ENSURE(offset + count <= count_, "download past the end of a buffer of ", count_, " elements");
         std::vector<T> result(count);
-        CUDA_CHECK(cudaMemcpyAsync(result.data(), data() + offset, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        copy_to_host(result.data(), data() + offset, count * sizeof(T), stream);
         wait_for(stream);
         return result;
     }

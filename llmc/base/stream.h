@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -108,4 +109,10 @@ inline void wait_for(cudaStream_t stream) {
 inline void wait_for(cudaEvent_t event) {
     HostWait waits;
     CUDA_CHECK(cudaEventSynchronize(event));
+}
+
+// Copies from the device to pageable host memory, for which CUDA may let the host wait until the stream comes to it.
+inline void copy_to_host(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+    HostWait waits;
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
 }

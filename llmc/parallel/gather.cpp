@@ -93,8 +93,7 @@ template <class T>
 void Gatherer::copy_slice(std::span<T> values, const T* data, std::size_t size,
                           const std::vector<OwnedRange>& ranges) const {
     auto download = [&](T* to, const T* from, std::int64_t count) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+        copy_to_host(to, from, static_cast<std::size_t>(count) * sizeof(T), stream_);
     };
     int runs = 0;
     auto for_all_runs = [&](auto&& use) {
@@ -139,7 +138,7 @@ std::vector<T> Gatherer::gather_to_first(const ModelState<T>& state, int param) 
             all_->send(data, size, 0, stream_);
         } else {
             all_->receive(data, size, rank_of(place.mesh, {holder, 0, 0, 0}), stream_);
-            CUDA_CHECK(cudaMemcpyAsync(here, data, bytes, cudaMemcpyDeviceToHost, stream_));
+            copy_to_host(here, data, bytes, stream_);
         }
         wait_for(stream_);
     }

@@ -43,7 +43,7 @@ std::vector<Evaluation::Score> Evaluation::sums_of_rows() const {
     const auto B = static_cast<std::size_t>(stage.options().B), T = static_cast<std::size_t>(stage.sizes().T);
     std::vector<float> losses(B * T, 0.0f), margins(B * T, 0.0f);   // stay 0 where another stage has the head
     auto download = [&](std::vector<float>& to, const float* from) {
-        CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(float), cudaMemcpyDeviceToHost, stage.stream()));
+        copy_to_host(to.data(), from, to.size() * sizeof(float), stage.stream());
     };
     if (stage.has_head()) download(losses, stage.losses());
     if (stage.has_head() && asks_last_words()) download(margins, margins_.data());

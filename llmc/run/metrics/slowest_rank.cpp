@@ -56,7 +56,7 @@ void SlowestRank::step_begins() {
     begin_.record(stage_.stream());
     // The stream is idle, because the host has waited for the step before. The stand-in records the time only when the
     // event is waited for.
-    CUDA_CHECK(cudaEventSynchronize(begin_.get()));
+    wait_for(begin_.get());
 }
 
 void SlowestRank::passes_end() {

@@ -30,8 +30,7 @@ void download_slices(std::span<const T> values, cudaStream_t stream, Use&& use) 
     std::vector<T> slice;
     for (; !values.empty(); values = values.subspan(slice.size())) {
         slice.resize(std::min(slice_elements, values.size()));
-        CUDA_CHECK(
-            cudaMemcpyAsync(slice.data(), values.data(), slice.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        copy_to_host(slice.data(), values.data(), slice.size() * sizeof(T), stream);
         wait_for(stream);
         use(slice);
     }
