@@ -101,6 +101,11 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const auto evaluations = make_evaluations(options, step, arena, inputs.tokenizer_folder());
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
+    std::string about_compression;   // timed before there is anything that compression keeps
+    if (const GradCompression how = options.grad_compression.how; how != GradCompression::none) {
+        about_compression = compression_in_words(how, step.time_reductions());
+    }
+
     // resume: state of the last checkpoint, and the run's records
     const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, log);
     const std::string about_attention =
@@ -134,6 +139,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
+    if (!about_compression.empty()) log.line("%s", about_compression.c_str());
     if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world.mesh(), agreement));
     log.line("  the device reports %.2f MiB", mebibytes_taken());
     const std::string about_ring = warning_about_ring(stage, world);

@@ -138,16 +138,17 @@ std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector
     const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
-        const auto kept = std::ranges::count_if(states, [&](const auto& state) { return state.keeps(info); });
-        const auto of_each = std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && !s.outer; });
-        const auto of_data_ranks =
-            std::ranges::count_if(states, [&](const auto& s) { return s.keeps(info) && s.of_data_rank; });
-        const auto more = static_cast<std::size_t>(replicas - 1), others = static_cast<std::size_t>(data_ranks - 1);
-        bytes += static_cast<std::uint64_t>(info.exported_elements()) *
-                 ((copies + (copies - 1) * more) * sizeof(floatX) +
-                  (static_cast<std::size_t>(kept) + static_cast<std::size_t>(of_each) * more +
-                   static_cast<std::size_t>(of_data_ranks) * others) *
-                      sizeof(float));
+        const auto elements = static_cast<std::uint64_t>(info.exported_elements());
+        const auto more = static_cast<std::size_t>(replicas - 1);
+        bytes += elements * (copies + (copies - 1) * more) * sizeof(floatX);
+        for (const OptimizerStateSpec& state : states) {
+            if (!state.keeps(info)) continue;
+            const auto of_state =
+                state.shape != nullptr ? static_cast<std::uint64_t>(state.shape(info.tensor).elements()) : elements;
+            const std::size_t others =
+                (state.outer ? 0 : more) + static_cast<std::size_t>(state.of_data_rank ? data_ranks - 1 : 0);
+            bytes += of_state * (1 + others) * sizeof(float);
+        }
     }
     return bytes;
 }
@@ -176,9 +177,10 @@ std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& 
     std::size_t bytes = 0;
     for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int data) {
         if (writer != gatherer.rank()) return;
-        held_.push_back({unit, param, state != nullptr ? state->name : "", data, bytes});
+        const ParamInfo& info = (state != nullptr ? state->storage->table() : table_)[param];
+        held_.push_back({unit, &info, state != nullptr ? state->name : "", data, bytes});
         const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
-        bytes += static_cast<std::size_t>(table_[param].tensor.elements()) * size;
+        bytes += static_cast<std::size_t>(info.tensor.elements()) * size;
         bytes = (bytes + line - 1) / line * line;
     });
     return bytes;
@@ -187,7 +189,7 @@ std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& 
 template <class T>
 std::span<T> HostTensors::values_of(const Held& held) const {
     return {reinterpret_cast<T*>(memory_.values().data() + held.offset),
-            static_cast<std::size_t>(table_[held.param].tensor.elements())};
+            static_cast<std::size_t>(held.info->tensor.elements())};
 }
 
 void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
@@ -223,7 +225,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };
     std::vector<TensorEntry> parameters, exact;
     for (const Held& held : unit) {
-        const ParamInfo& info = table_[held.param];
+        const ParamInfo& info = *held.info;
         if (is_parameter(held)) std::ranges::move(hugging_face_entries(table_, info), std::back_inserter(parameters));
         if (!is_exact(held)) continue;
         exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
@@ -233,8 +235,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     if (replica_ == 0 && data_rank < 0) {
         SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
         for (const Held& held : unit) {
-            if (is_parameter(held))
-                write_hugging_face(model, table_, table_[held.param], values_of<const floatX>(held));
+            if (is_parameter(held)) write_hugging_face(model, table_, *held.info, values_of<const floatX>(held));
         }
         model.finish();
     }
@@ -242,7 +243,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
         data_rank < 0 ? unit_file("optimizer", table_, number, replica_) : data_rank_file(table_, number, data_rank),
         exact, {});
     for (const Held& held : unit) {
-        const auto count = static_cast<std::size_t>(table_[held.param].exported_elements());
+        const auto count = static_cast<std::size_t>(held.info->exported_elements());
         if (!is_parameter(held)) {
             optimizer.write_values(values_of<const float>(held).first(count));
         } else if (!has_weights_) {
@@ -314,6 +315,19 @@ bool holds_state(const FileSystem& files, const std::string& folder, const Param
                .find(state + "." + info.name) != nullptr;
 }
 
+bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state) {
+    const ParamTable& table = state.storage->table();
+    std::optional<SafetensorsFile> file;
+    int unit = -1;   // whose file is open
+    return std::ranges::all_of(state.storage->tensors(), [&](const TensorLayout& place) {
+        const ParamInfo& info = table[place.param];
+        if (info.unit != unit) file.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
+        unit = info.unit;
+        const TensorEntry* const entry = file->find(state.name + "." + info.name);
+        return entry != nullptr && entry->shape == info.file_shape(false);
+    });
+}
+
 int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table) {
     int ranks = 0;
     while (files.exists(folder + "/" + data_rank_file(table, table.layer_unit(0), ranks))) ranks++;
@@ -362,8 +376,11 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
             const TensorLayout* const kept = state.find(place.param);
             if (kept == nullptr || (state.of_data_rank && !of_data_rank)) continue;
             const SafetensorsFile& from = state.of_data_rank ? *of_data_rank : state.outer ? *first : file;
-            const bool is_saved = (!only_weights || (state.outer && state.averages)) &&
-                                  from.find(state.name + "." + info.name) != nullptr;
+            const TensorEntry* const entry = from.find(state.name + "." + info.name);
+            const bool fits =   // else of another layout or rank
+                state.shape == nullptr ||
+                (entry && entry->shape == state.storage->table()[place.param].file_shape(false));
+            const bool is_saved = (!only_weights || (state.outer && state.averages)) && entry != nullptr && fits;
             if (state.is_weights) {
                 read_weights(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights

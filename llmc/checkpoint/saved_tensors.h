@@ -65,10 +65,11 @@ public:
 
 private:
     struct Held {
-        int unit, param;
-        std::string state;    // empty: the parameter
-        int data_rank;        // -1: all have the same
-        std::size_t offset;   // in bytes
+        int unit;
+        const ParamInfo* info;   // in the shape that is saved
+        std::string state;       // empty: the parameter
+        int data_rank;           // -1: all have the same
+        std::size_t offset;      // in bytes
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
     template <class T>
@@ -89,6 +90,9 @@ std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const st
 
 // Tells whether a checkpoint holds a state of the optimizer.
 bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table, const std::string& state);
+
+// Tells whether a checkpoint holds this rank's tensors of a state, in their shapes.
+bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state);
 
 // Returns the number of data-parallel ranks of which a checkpoint holds states of their own; 0: it holds none.
 int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table);

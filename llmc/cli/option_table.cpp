@@ -323,9 +323,16 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         "a scale for 256 of them; what rounding leaves out goes along the next time");
     choice("--grad-compression", o.grad_compression.how,
            "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, in 8 bits "
-           "with a scale for 256 of them, or only the largest; what is left out goes along in the next step");
+           "with a scale for 256 of them, only the largest, or matrices as products of two thin ones; what is left out "
+           "goes along in the next step");
     number("--grad-topk", o.grad_compression.topk, 1.0f / 1024, 1,
            "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels");
+    number("--grad-rank", o.grad_compression.rank, 1, 256,
+           "rank of the products that --grad-compression powersgd sends in place of matrices");
+    number(
+        "--grad-compression-start", o.grad_compression.start, GradCompressionOptions::from_default, kMost,
+        "steps whose gradients travel as they are before --grad-compression begins; -1: a tenth of all with powersgd, "
+        "else none");
     number("--staleness", o.staleness, 0, 1,
            "1: each step applies the gradients of the step before, whose sum over ranks travels meanwhile");
     taken_by(train, check, evaluate);

@@ -413,11 +413,18 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
             states.push_back({.name = "outer_error", .optional = true});
         }
     }
-    if (options.grad_compression.how != GradCompression::none) {
+    if (const GradCompressionOptions& how = options.grad_compression; how.how != GradCompression::none) {
+        const auto keeps = [mesh, how](const ParamInfo& info) { return is_compressed(info.tensor, mesh, how); };
         states.push_back(
-            {.name = kGradientError, .optional = true, .of_data_rank = true, .keeps = [mesh](const ParamInfo& info) {
-                 return is_compressed(info.tensor, mesh);
-             }});
+            {.name = kGradientError, .optional = true, .of_data_rank = true, .of_compression = true, .keeps = keeps});
+        if (how.how == GradCompression::powersgd) {
+            states.push_back(
+                {.name = kGradientFactor,
+                 .optional = true,
+                 .of_compression = true,
+                 .keeps = keeps,
+                 .shape = [mesh, how](const TensorSpec& tensor) { return right_factor_of(tensor, mesh, how.rank); }});
+        }
     }
     if (options.staleness > 0) states.push_back({.name = kDelayedGradient, .optional = true, .delayed = true});
     return states;
@@ -439,7 +446,7 @@ double Optimizer::bytes_per_parameter() const {
     };
     double bytes = 0;
     for (const OptimizerState& state : states_) {
-        if (!state.delayed && !state.of_data_rank) bytes += sizeof(float) * elements(state.values.storage());
+        if (!state.delayed && !state.of_compression) bytes += sizeof(float) * elements(state.values.storage());
     }
     return bytes / elements(stage_.storage());
 }

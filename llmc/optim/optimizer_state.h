@@ -1,4 +1,5 @@
-// State that an optimizer keeps beside the parameters: a list of named tensors, fp32, each in its parameter's shape.
+// State that an optimizer keeps beside the parameters: a list of named tensors, fp32, each in its parameter's shape or
+// another that the list gives.
 //
 // Code that gathers, saves, reshards, loads, counts, hashes or compares states iterates over the list; only the
 // optimizer itself knows the names. A checkpoint has "<name>.<parameter>" of each, in the order of the list.
@@ -17,23 +18,25 @@ inline constexpr const char* kDelayedGradient = "delayed_gradient";
 
 // Description of a state, before it has memory.
 struct OptimizerStateSpec {
-    std::string name;            // in files and messages
-    bool is_weights = false;     // the exact weights, from which the parameters are rounded; at most one of a list
-    bool averages = false;       // average of the weights so far; begins as the weights, also if a file has none
-    bool outer = false;          // local steps: replicas have the same
-    bool optional = false;       // begins as zero if a file has none
-    bool delayed = false;        // gradients of the step before: laid out as gradients are; valid where owned
-    bool of_data_rank = false;   // each data-parallel rank has another: whole, laid out as gradients are
+    std::string name;              // in files and messages
+    bool is_weights = false;       // the exact weights, from which the parameters are rounded; at most one of a list
+    bool averages = false;         // average of the weights so far; begins as the weights, also if a file has none
+    bool outer = false;            // local steps: replicas have the same
+    bool optional = false;         // begins as zero if a file has none
+    bool delayed = false;          // gradients of the step before: laid out as gradients are; valid where owned
+    bool of_data_rank = false;     // each data-parallel rank has another: whole, laid out as gradients are
+    bool of_compression = false;   // kept by compressed gradients, laid out as gradients are
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
+    std::function<TensorSpec(const TensorSpec&)> shape = nullptr;   // its shape, if not the parameter's
 };
 
 struct OptimizerState : OptimizerStateSpec {
     // Contents are undefined. `parameters`: storage of all parameters on this rank.
     OptimizerState(const OptimizerStateSpec& spec, const ParamStorage& parameters, Arena& arena)
         : OptimizerStateSpec(spec),
-          storage(std::make_unique<ParamStorage>(parameters, keeps)),
+          storage(std::make_unique<ParamStorage>(parameters, keeps, shape)),
           values(arena, "optimizer " + name, *storage,
-                 delayed || of_data_rank ? StateKind::gradients : StateKind::optimizer) {}
+                 delayed || of_compression ? StateKind::gradients : StateKind::optimizer) {}
 
     // Returns where this rank keeps the state of a parameter; null if it does not.
     const TensorLayout* find(int param) const { return storage->find(param); }

@@ -38,7 +38,7 @@ const T* Gatherer::fetch_slice(T* own, std::size_t size, int from, int root) con
 template <class T>
 std::vector<T> Gatherer::gather(const ModelState<T>& state, int param, int root, bool only_owned) const {
     const bool wanted = root == everywhere || root == rank();
-    std::vector<T> values(wanted ? static_cast<std::size_t>(storage_.table()[param].tensor.elements()) : 0);
+    std::vector<T> values(wanted ? static_cast<std::size_t>(state.storage().table()[param].tensor.elements()) : 0);
     gather_into(std::span(values), state, param, root, only_owned);
     wait();
     return values;
@@ -49,7 +49,7 @@ void Gatherer::gather_into(std::span<T> values, const ModelState<T>& state, int 
                            bool only_owned) const {
     static_assert(sizeof(T) <= sizeof(float));   // arrived_ has room for floats
     ENSURE(state.storage().place() == storage_.place(), "a state of another rank");
-    const TensorSpec& tensor = storage_.table()[param].tensor;
+    const TensorSpec& tensor = state.storage().table()[param].tensor;
     ENSURE(state.storage().find(param) != nullptr, "this rank holds no ", storage_.table()[param].name);
     const RankLayout& place = storage_.place();
     const StateKind kept = only_owned ? StateKind::optimizer : state.state();

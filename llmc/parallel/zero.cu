@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/kernels/accumulate.cuh"
+#include "llmc/kernels/least_time.h"
 #include "llmc/parallel/gradient_sums.h"
 
 static std::size_t shard(const TensorLayout& tensor) { return static_cast<std::size_t>(tensor.kept); }
@@ -28,7 +29,7 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
     }
     if (states_.compression.how != GradCompression::none && groups.zero != nullptr) {
         compressed_ =
-            compressed_gradients(states_.compression, states_.gradients, states_.gradient_error, *groups.zero, arena);
+            compressed_gradients(states_.compression, states_.gradients, states_.compressed, *groups.zero, arena);
     }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
@@ -231,6 +232,24 @@ void Zero::reduce(int slot) {
             if (kept > 0) sum_gradients(*copies, gradients.owned(tensor.param), kept, traffic());
         });
     }
+}
+
+ReductionTimes Zero::time_reductions() {
+    ENSURE(!shards(StateKind::gradients), "gradients that are summed to shards, timed");
+    compute_before_traffic();
+    states_.gradients.zero(traffic());
+    const auto seconds = [&](bool compresses) {
+        compress(compresses);
+        return least_seconds(
+            [&] {
+                for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) reduce(slot);
+            },
+            traffic(), 2);
+    };
+    ReductionTimes times;
+    times.as_they_are = seconds(false);
+    times.compressed = seconds(true);
+    return times;
 }
 
 // Stages 2 and 3: the first micro-batch's sum is the gradient, later ones are added to it. Replicas add theirs at the

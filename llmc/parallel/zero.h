@@ -57,7 +57,7 @@ struct ZeroStates {
     StateBuffers gradients, unsharded_gradients;
     bool delayed = false;                      // `gradients` are delayed ones, which reduce_delayed() reduces
     GradCompressionOptions compression = {};   // how sums travel over `ZeroGroups::zero`; stages 0 and 1
-    ModelState<float> gradient_error = {};     // with compression
+    CompressionStates compressed = {};
 };
 
 // Null: this rank alone.
@@ -87,6 +87,8 @@ public:
     void wait_for_reductions() { travelled_.wait(compute_); }
     // With false, lets gradients travel as they are from now on, and what compression has left out stays as it is.
     void compress(bool on) { compresses_ = on; }
+    // Times sums of gradients that are zero, of which compression keeps nothing. Before the first step; collective.
+    ReductionTimes time_reductions();
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     void parameters_changed();
     // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have

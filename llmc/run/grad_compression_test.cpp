@@ -11,8 +11,8 @@ using namespace trainee_testing;
 namespace {
 
 constexpr GradCompressionOptions bf16_blocks{GradCompression::bf16_}, int8_blocks{GradCompression::int8},
-    largest{GradCompression::topk, 0.25f};
-constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest};
+    largest{GradCompression::topk, 0.25f}, low_rank{.how = GradCompression::powersgd, .rank = 2};
+constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest, low_rank};
 
 OptimizerOptions compressed(const GradCompressionOptions& codec) {
     OptimizerOptions how = options();
@@ -20,17 +20,21 @@ OptimizerOptions compressed(const GradCompressionOptions& codec) {
     return how;
 }
 
-// Values of a state laid out as gradients are: of all this rank holds, or only of what it owns.
+// Values of a state laid out as gradients are: of all this rank holds, or only of what it owns. Zeros for tensors that
+// do not have it.
 Floats values_of(Trainee& own, const ModelState<float>& state, bool owned) {
     own.step.finish_reductions();
     Floats all;
     const ParamStorage& storage = own.stage.storage();
-    for (const TensorLayout& place : state.storage().tensors()) {
+    for (const TensorLayout& tensor : storage.tensors()) {
         const StateKind kind = owned ? StateKind::optimizer : StateKind::gradients;
-        const float* const from = owned ? state.owned(place.param) : state.tensor(place.param);
-        const auto buffer = state.unit(place.slot);
-        const Floats part = buffer.download(own.stream, static_cast<std::size_t>(from - buffer.data()),
-                                            static_cast<std::size_t>(storage.padded_elements(place, kind)));
+        const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, kind));
+        Floats part(count);
+        if (const TensorLayout* const place = state.storage().find(tensor.param); place != nullptr) {
+            const float* const from = owned ? state.owned(place->param) : state.tensor(place->param);
+            const auto buffer = state.unit(place->slot);
+            part = buffer.download(own.stream, static_cast<std::size_t>(from - buffer.data()), count);
+        }
         all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -94,7 +98,9 @@ TEST_CASE("compressed gradients: what was applied and what is left out add up to
                     }
                     me.require(most < 2e-5 * largest, "ZeRO ", zero, ": an element is ", most, " off, of gradients to ",
                                largest);
-                    me.require(squares > 0 && squares_without > 16 * squares, "ZeRO ", zero, ": with feedback ",
+                    // two rows of 16 that the factors could have make up more slowly
+                    const double times = how.how == GradCompression::powersgd ? 2 : 16;
+                    me.require(squares > 0 && squares_without > times * squares, "ZeRO ", zero, ": with feedback ",
                                squares, " squares are missing, without ", squares_without);
                 });
             }
@@ -126,21 +132,31 @@ TEST_CASE("compressed gradients: replicas have the same bits after 50 steps, nea
     }
 }
 
-TEST_CASE("compressed gradients: all elements as the largest ones are the sum itself but for rounding") {
+TEST_CASE("compressed gradients: all elements as the largest ones, and full rank, are the sum but for rounding") {
+    // powersgd has no more rows to multiply with than the smaller side has elements
+    constexpr GradCompressionOptions all{GradCompression::topk, 1},
+        full{.how = GradCompression::powersgd, .rank = 32, .any_matrix = true};
     for (const int ranks : {2, 3}) {
         for (const int zero : {0, 1}) {
-            on_ranks(ranks, [&](TestRank& me) {
-                Trainee own(compressed({GradCompression::topk, 1}), me.arena, me.stream, &me.world, zero),
-                    plain(options(), me.arena, me.stream, &me.world, zero);
-                for (int step = 1; step <= 3; step++) {
-                    own.gradients(step), plain.gradients(step);
-                    const Floats sent = applied(own), given = applied(plain);
-                    const double most = distance(given, Floats(given.size()));
-                    me.require(most > 0 && distance(sent, given) < 1e-6 * most, "ZeRO ", zero, ": ",
-                               distance(sent, given), " off, of gradients to ", most);
-                    me.require(all_zero(errors(own)), "something is left out");
-                }
-            });
+            for (const GradCompressionOptions& how : {all, full}) {
+                on_ranks(ranks, [&](TestRank& me) {
+                    Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
+                        plain(options(), me.arena, me.stream, &me.world, zero);
+                    for (int step = 1; step <= 3; step++) {
+                        own.gradients(step), plain.gradients(step);
+                        const Floats sent = applied(own), given = applied(plain);
+                        const double most = distance(given, Floats(given.size()));
+                        const double slack = how.how == GradCompression::topk ? 1e-6 : 1e-5;
+                        me.require(most > 0 && distance(sent, given) < slack * most, "ZeRO ", zero, ": ",
+                                   distance(sent, given), " off, of gradients to ", most);
+                        // factors leave out what is not in the sum of all ranks
+                        const std::vector<double> left = sum_of_errors(me, own);
+                        const double off = distance(Floats(left.size()), left);
+                        me.require(how.how == GradCompression::topk ? all_zero(errors(own)) : off < slack * most, off,
+                                   " is left out, of gradients to ", most);
+                    }
+                });
+            }
         }
     }
 }
@@ -160,11 +176,18 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
                     const Traffic sent = own.groups.zero->traffic();
                     const double f = static_cast<double>(ranks - 1) / ranks;
                     const double numbers = own.groups.zero == own.groups.all ? 2 * f * step_sums * sizeof(double) : 0.0;
-                    const double formula = compressed_traffic(own.stage.storage(), how);
-                    me.require(std::abs(sent.total() - numbers - formula) < 1e-6 * formula, sent.total() - numbers,
-                               " bytes for ", formula);
-                    double by_hand = 0;
+                    double by_hand = 0, as_they_are = 0;   // of what is compressed, and of powersgd's small tensors
                     for (const TensorLayout& tensor : own.stage.storage().tensors()) {
+                        if (how.how == GradCompression::powersgd) {
+                            const TensorSpec& of = own.stage.table()[tensor.param].tensor;
+                            const std::int64_t aligned = 64 * ranks, right = 2 * of.cols;
+                            const bool small = of.rows * of.cols <= 4 * (of.rows + of.cols);
+                            (small ? as_they_are : by_hand) +=
+                                4.0 *
+                                static_cast<double>(small ? tensor.padded
+                                                          : 2 * of.rows + (right + aligned - 1) / aligned * aligned);
+                            continue;
+                        }
                         const std::int64_t shards = how.how == GradCompression::topk && zero == 0 ? 1 : ranks;
                         const std::int64_t shard = tensor.padded / shards, blocks = (shard + 255) / 256;
                         const std::int64_t quarters = shard / 1024 * 256 + (shard % 1024 + 3) / 4;
@@ -172,8 +195,13 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
                                                                  : how.how == GradCompression::int8 ? 260 * blocks
                                                                                                     : 512 * blocks));
                     }
-                    by_hand *= f * (zero == 1 ? 1 : how.how == GradCompression::topk ? ranks : 2);
+                    const bool both_ways = zero == 0 || how.how == GradCompression::powersgd;
+                    by_hand *= f * (!both_ways ? 1 : how.how == GradCompression::topk ? ranks : 2);
+                    as_they_are *= f * (zero == 1 ? 1 : 2);
+                    const double formula = compressed_traffic(own.stage.storage(), how);
                     me.require(std::abs(formula / by_hand - 1) < 1e-9, formula, " bytes for ", by_hand);
+                    const double given = sent.total() - numbers - as_they_are;
+                    me.require(std::abs(given - formula) < 1e-6 * formula, given, " bytes for ", formula);
                 });
             }
         }
@@ -182,8 +210,8 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
 
 TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
     for (const int ranks : {2, 3}) {
-        for (const auto& [zero, codec] :
-             {std::pair{0, bf16_blocks}, std::pair{1, int8_blocks}, std::pair{0, largest}, std::pair{1, largest}}) {
+        for (const auto& [zero, codec] : {std::pair{0, bf16_blocks}, std::pair{1, int8_blocks}, std::pair{0, largest},
+                                          std::pair{1, largest}, std::pair{0, low_rank}, std::pair{1, low_rank}}) {
             const SharedFolder folder;
             const OptimizerOptions how = compressed(codec);
             on_ranks(ranks, [&, zero = zero](TestRank& me) {
@@ -284,4 +312,50 @@ TEST_CASE("compressed gradients: a step whose update is left out leaves nothing 
             });
         }
     }
+}
+
+TEST_CASE("compressed gradients: they are timed without a trace") {
+    for (const int zero : {0, 1}) {
+        for (const GradCompressionOptions& how : codecs) {
+            on_ranks(2, [&](TestRank& me) {
+                Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
+                    plain(compressed(how), me.arena, me.stream, &me.world, zero);
+                const ReductionTimes times = own.step.time_reductions();
+                me.require(times.compressed > 0 && times.as_they_are > 0, "no time");
+                me.require(all_zero(errors(own)), "something is left out");
+                for (int step = 1; step <= 2; step++) own.train(step), plain.train(step);
+                me.require(own.values() == plain.values() && errors(own) == errors(plain), "other weights");
+            });
+        }
+    }
+}
+
+TEST_CASE(
+    "compressed gradients: powersgd begins after a tenth of the steps, and goes on at another rank with new factors") {
+    CHECK(first_compressed_step({GradCompression::int8}, 400) == 1);
+    CHECK(first_compressed_step({GradCompression::powersgd}, 400) == 41);
+    CHECK(first_compressed_step({.how = GradCompression::powersgd, .start = 0}, 400) == 1);
+    CHECK(first_compressed_step({.how = GradCompression::int8, .start = 7}, 400) == 8);
+    const SharedFolder folder;
+    on_ranks(2, [&](TestRank& me) {
+        GradCompressionOptions other = low_rank;
+        other.rank = 3;
+        Trainee own(compressed(low_rank), me.arena, me.stream, &me.world, 1),
+            same(compressed(low_rank), me.arena, me.stream, &me.world, 1),
+            resumed(compressed(other), me.arena, me.stream, &me.world, 1);
+        own.train(1);
+        save(me, own, folder / "run", 1);
+        load(same, folder / "run", 1), load(resumed, folder / "run", 1);
+        auto factors = [](Trainee& of) -> const OptimizerState& {
+            return *std::ranges::find(of.step.optimizer().states(), kGradientFactor, &OptimizerState::name);
+        };
+        const std::string checkpoint = folder / "run/" + checkpoint_name(1);
+        me.require(holds_whole_state(real_files(), checkpoint, factors(same)), "factors of this rank are not there");
+        me.require(!holds_whole_state(real_files(), checkpoint, factors(resumed)), "factors of another rank are");
+        auto of_qkv = [&](Trainee& of) { return factors(of).values.unit(1).download(of.stream); };
+        me.require(of_qkv(same) == of_qkv(own) && !all_zero(of_qkv(same)), "the factors were not loaded");
+        me.require(all_zero(of_qkv(resumed)), "factors of another rank were loaded");
+        resumed.train(2);
+        me.require(errors(resumed) != errors(own) && !all_zero(of_qkv(resumed)), "nothing was compressed");
+    });
 }

@@ -124,6 +124,12 @@ void check_compression(const Options& o) {
         o.grad_compression.how != GradCompression::topk && o.grad_compression.topk != by_default.topk,
         text("--grad-topk ", number(o.grad_compression.topk), " without --grad-compression topk"),
         text("Give --grad-compression topk, or --grad-topk ", number(by_default.topk), ", which is the default."));
+    refuse_if(o.grad_compression.how != GradCompression::powersgd && o.grad_compression.rank != by_default.rank,
+              text("--grad-rank ", o.grad_compression.rank, " without --grad-compression powersgd"),
+              text("Give --grad-compression powersgd, or --grad-rank ", by_default.rank, ", which is the default."));
+    refuse_if(o.grad_compression.how == GradCompression::none && o.grad_compression.start != by_default.start,
+              text("--grad-compression-start ", o.grad_compression.start, " without --grad-compression"),
+              text("Give --grad-compression, or leave --grad-compression-start out."));
     if (o.grad_compression.how == GradCompression::none) return;
     const std::string given = text("--grad-compression ", name_of(o.grad_compression.how));
     refuse_if(o.zero > 1,

@@ -177,7 +177,8 @@ TEST_CASE("layouts: with compressed gradients, likewise, near those of one proce
                                 pipeline(2, 1, 2),
                                 context(1, 0, true, 2, 1),
                                 all_axes(2, 2, 1, 2, 0)};
-    for (const GradCompression how : {GradCompression::int8, GradCompression::bf16_, GradCompression::topk}) {
+    for (const GradCompression how :
+         {GradCompression::int8, GradCompression::bf16_, GradCompression::topk, GradCompression::powersgd}) {
         for (Layout& layout : layouts) layout.compression = how;
         compare_runs(layouts);
     }

@@ -58,7 +58,8 @@ struct EnumNames<GradCompression> {
     static constexpr EnumName<GradCompression> list[]{{"none", GradCompression::none},
                                                       {"bf16", GradCompression::bf16_},
                                                       {"int8", GradCompression::int8},
-                                                      {"topk", GradCompression::topk}};
+                                                      {"topk", GradCompression::topk},
+                                                      {"powersgd", GradCompression::powersgd}};
 };
 
 template <>

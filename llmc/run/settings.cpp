@@ -28,7 +28,22 @@ private:
 std::string or_none(const std::string& value) { return value.empty() ? "none" : value; }
 std::string real(float value) { return formatted("%g", static_cast<double>(value)); }
 
-void asked(Table& table, const Options& o) {
+std::string travelling(const GradCompressionOptions& how, const Options& o) {
+    switch (how.how) {
+        case GradCompression::none: break;
+        case GradCompression::bf16_: return "bf16, with error feedback";
+        case GradCompression::int8: return "int8, with an fp32 scale for 256 of them, and error feedback";
+        case GradCompression::topk:
+            return text("entries of 8 bytes, the largest ", real(how.topk),
+                        " of each 1,024, with error feedback: ", formatted("%.3g", topk_share(o)),
+                        " of the bytes without");
+        case GradCompression::powersgd:
+            return text("factors of rank ", how.rank, " for large matrices, with error feedback");
+    }
+    return "fp32";
+}
+
+void asked(Table& table, const Options& o, const RunFacts& facts) {
     table.row("train data pattern", o.overfit_single_batch ? o.val_data + " (one batch)" : o.train_data);
     table.row("val data pattern", o.val_data);
     if (o.document_mask) {
@@ -71,14 +86,9 @@ void asked(Table& table, const Options& o) {
                                       ", compression ", name_of(o.local.compression)));
     }
     if (o.grad_compression.how != GradCompression::none) {
-        table.row("gradients travel in",
-                  o.grad_compression.how == GradCompression::topk
-                      ? text("entries of 8 bytes, the largest ", real(o.grad_compression.topk),
-                             " of each 1,024, with error feedback: ", formatted("%.3g", topk_share(o)),
-                             " of the bytes without")
-                  : o.grad_compression.how == GradCompression::int8
-                      ? std::string("int8, with an fp32 scale for 256 of them, and error feedback")
-                      : std::string("bf16, with error feedback"));
+        table.row("gradients travel in", travelling(o.grad_compression, o));
+        const int first = first_compressed_step(o.grad_compression, facts.max_steps);
+        if (first > 1) table.row("so from step on", first);
     }
     if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
     table.row("optimizer", name_of(o.optimizer));
@@ -148,10 +158,20 @@ std::string settings_table(const Options& options, const RunFacts& facts) {
     Table table;
     table.row("Parameter", "Value");
     table.rule();
-    asked(table, options);
+    asked(table, options, facts);
     table.rule();
     found(table, options, facts);
     return table.lines();
+}
+
+std::string compression_in_words(GradCompression how, const ReductionTimes& times) {
+    const double saved = times.as_they_are - times.compressed;
+    return text("gradients of a step travel in ", formatted("%.2f", 1e3 * times.compressed),
+                " ms with --grad-compression ", name_of(how), ", in ", formatted("%.2f", 1e3 * times.as_they_are),
+                " ms as they are, timed alone: ",
+                saved > 0 ? text("it saves what is not hidden behind backward of these, up to ",
+                                 formatted("%.2f", 1e3 * saved), " ms")
+                          : "it does not pay here");
 }
 
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model) {

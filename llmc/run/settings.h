@@ -6,6 +6,7 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/model/config.h"
+#include "llmc/parallel/compression/compressed_gradients.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/options.h"
 
@@ -22,6 +23,10 @@ struct RunFacts {
 };
 
 std::string settings_table(const Options& options, const RunFacts& facts);
+
+// Tells whether --grad-compression saves time, from times without other work: what is hidden behind computation as it
+// is costs nothing, so it pays if it is faster, by no more than what is not hidden.
+std::string compression_in_words(GradCompression how, const ReductionTimes& times);
 
 // Returns warnings about allowed but probably unintended options, one sentence each.
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model);

@@ -33,7 +33,8 @@ std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int stal
                       staleness > 0};
     if (optimizer != nullptr && compression.how != GradCompression::none) {
         states.compression = compression;
-        states.gradient_error = optimizer->state(kGradientError);
+        states.compressed.error = optimizer->state(kGradientError);
+        if (compression.how == GradCompression::powersgd) states.compressed.factor = optimizer->state(kGradientFactor);
     }
     return std::make_unique<Zero>(stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders},
                                   arena, stage.stream());
@@ -176,14 +177,24 @@ void Step::compress(bool on) {
     if (zero_) zero_->compress(on);
 }
 
-// Drops what compression has left out of gradients that are not applied: it may be as large as what made them so.
+ReductionTimes Step::time_reductions() {
+    ENSURE(zero_ != nullptr, "one rank's gradients, which travel nowhere, timed");
+    return zero_->time_reductions();
+}
+
+// Drops what compression keeps of gradients that are not applied: it may be as large as what made them so.
 void Step::drop_gradient_errors(bool unless_updated) {
-    if (compression_.how == GradCompression::none) return;
-    const ModelState<float>& errors = optimizer_->state(kGradientError);
-    if (!unless_updated) return errors.zero(stage_.stream());
-    for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
-        const DeviceBuffer<float> unit = errors.unit(static_cast<int>(slot));
-        drop_error(unit.data(), static_cast<std::int64_t>(unit.size()), &numbers_.data()->norm.skip, stage_.stream());
+    for (const OptimizerState& state : optimizer_->states()) {
+        if (!state.of_compression) continue;
+        if (!unless_updated) {
+            state.values.zero(stage_.stream());
+            continue;
+        }
+        for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
+            const DeviceBuffer<float> unit = state.values.unit(static_cast<int>(slot));
+            drop_error(unit.data(), static_cast<std::int64_t>(unit.size()), &numbers_.data()->norm.skip,
+                       stage_.stream());
+        }
     }
 }
 
@@ -240,8 +251,8 @@ std::string Step::memory_by_formula() const {
     const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + staleness_);
     ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
-    if (compression_.how != GradCompression::none) {
-        memory.gradients += static_cast<double>(optimizer_->state(kGradientError).bytes());
+    for (const OptimizerState& state : optimizer_->states()) {
+        if (state.of_compression) memory.gradients += static_cast<double>(state.values.bytes());
     }
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
     return formatted(

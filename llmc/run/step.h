@@ -18,7 +18,8 @@
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/stopping/stop_signals.h"
 
-class Zero;   // llmc/parallel/zero.h
+class Zero;              // llmc/parallel/zero.h
+struct ReductionTimes;   // llmc/parallel/compression/compressed_gradients.h
 
 // Result of a step, the same on every rank.
 struct StepResult {
@@ -57,7 +58,13 @@ public:
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
-    // Begins and ends passes whose gradients nobody applies: what compression has left out of others stays as it is.
+    // With false, lets gradients travel as they are from the next step on; what compression keeps stays as it is.
+    void compress(bool on);
+
+    // Zero::time_reductions, for a step that compresses gradients.
+    ReductionTimes time_reductions();
+
+    // Begins and ends passes whose gradients nobody applies.
     void begin_trial() { compress(false); }
     void end_trial() { compress(true); }
 
@@ -94,7 +101,6 @@ private:
     void exchange_tied_gradients();
     void delay_gradients();
     void drop_gradient_errors(bool unless_updated);
-    void compress(bool on);
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;

@@ -13,16 +13,7 @@ ParamStorage::ParamStorage(const ParamTable& table, const RankLayout& place, con
     auto add_unit = [&](int unit, bool tied_copy) {
         UnitLayout place_of_unit{unit, table_.unit_name(unit), 0, {}, 0, {}};
         for (int param : table_.unit_params(unit, tied_copy)) {
-            const TensorSpec& spec = table_[param].tensor;
-            const AxisSet zero = zero_axes_of(spec, place_.mesh);
-            TensorLayout tensor;
-            tensor.param = param;
-            tensor.slot = static_cast<int>(units_.size());
-            tensor.elements = held_part_of(spec, place_.mesh).elements();
-            const ZeroCut cut = zero_cut(tensor.elements, spec.owner < 0 ? group_size(place_.mesh, zero) : 1);
-            tensor.padded = cut.padded;
-            tensor.kept = spec.owner < 0 || spec.owner == group_rank(place_.mesh, place_.at, zero) ? cut.shard : 0;
-            append(place_of_unit, tensor);
+            append(place_of_unit, layout_of(param, static_cast<int>(units_.size())));
         }
         units_.push_back(std::move(place_of_unit));
     };
@@ -35,7 +26,8 @@ ParamStorage::ParamStorage(const ParamTable& table, const RankLayout& place, con
     if (stage_.head) add_unit(table_.head_unit(), !stage_.embedding && table_.config().tied);
 }
 
-ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps)
+ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps,
+                           const std::function<TensorSpec(const TensorSpec&)>& shape)
     : table_(whole.table_),
       place_(whole.place_),
       stage_(whole.stage_),
@@ -45,9 +37,27 @@ ParamStorage::ParamStorage(const ParamStorage& whole, const std::function<bool(c
         for (int i : unit.tensors) {
             TensorLayout tensor = whole.tensors_[static_cast<std::size_t>(i)];
             if (!keeps(table_[tensor.param])) continue;
+            if (shape != nullptr) {
+                table_.set_shape(tensor.param, shape(table_[tensor.param].tensor));
+                tensor = layout_of(tensor.param, tensor.slot);
+            }
             append(layout, tensor);
         }
     }
+}
+
+// Returns the sizes of a rank's part of a tensor, without its offsets.
+TensorLayout ParamStorage::layout_of(int param, int slot) const {
+    const TensorSpec& spec = table_[param].tensor;
+    const AxisSet zero = zero_axes_of(spec, place_.mesh);
+    TensorLayout tensor;
+    tensor.param = param;
+    tensor.slot = slot;
+    tensor.elements = held_part_of(spec, place_.mesh).elements();
+    const ZeroCut cut = zero_cut(tensor.elements, spec.owner < 0 ? group_size(place_.mesh, zero) : 1);
+    tensor.padded = cut.padded;
+    tensor.kept = spec.owner < 0 || spec.owner == group_rank(place_.mesh, place_.at, zero) ? cut.shard : 0;
+    return tensor;
 }
 
 void ParamStorage::append(UnitLayout& unit, TensorLayout tensor) {

@@ -63,8 +63,10 @@ public:
     explicit ParamStorage(const ParamTable& table);
     // Lays out the part of one rank of a mesh.
     ParamStorage(const ParamTable& table, const RankLayout& place, const StageUnits& stage);
-    // Lays out the units of `whole` with only the tensors that `keeps` chooses.
-    ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps);
+    // Lays out the units of `whole` with only the tensors that `keeps` chooses, in the shapes that `shape` gives them,
+    // if not null; these have no owner.
+    ParamStorage(const ParamStorage& whole, const std::function<bool(const ParamInfo&)>& keeps,
+                 const std::function<TensorSpec(const TensorSpec&)>& shape = nullptr);
 
     const ParamTable& table() const { return table_; }
     const RankLayout& place() const { return place_; }
@@ -96,6 +98,7 @@ public:
 private:
     bool shards(StateKind state) const { return is_sharded(state, place_.zero_stage); }
     void deal_matrices();
+    TensorLayout layout_of(int param, int slot) const;
     void append(UnitLayout& unit, TensorLayout tensor);   // after the tensors that the unit has
 
     ParamTable table_;

@@ -61,6 +61,11 @@ public:
     const ParamInfo& operator[](int index) const { return params_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(params_.size()); }
     void set_owner(int index, int rank) { params_[static_cast<std::size_t>(index)].tensor.owner = rank; }
+    // Gives a parameter another shape, all rows of which count.
+    void set_shape(int index, const TensorSpec& tensor) {
+        params_[static_cast<std::size_t>(index)].tensor = tensor;
+        params_[static_cast<std::size_t>(index)].padding_rows = 0;
+    }
 
     // Returns the index of a parameter by its name, within its layer if it has one; `find` returns -1 if there is none.
     int index(std::string_view name, int layer = -1) const;

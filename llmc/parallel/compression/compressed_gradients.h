@@ -13,6 +13,12 @@
 #include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/process/comm.h"
 
+// States of this rank that compression keeps, in fp32.
+struct CompressionStates {
+    ModelState<float> error;    // whole
+    ModelState<float> factor;   // with powersgd
+};
+
 // The sum over ranks in place, unit by unit, for ZeRO stages 0 and 1.
 class CompressedGradients {
 public:
@@ -25,7 +31,8 @@ protected:
     CompressedGradients(const StateBuffers& gradients, const ModelState<float>& error, Communicator& ranks);
     bool sums_to_shards() const { return is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage); }
 
-    // One tensor's part of its unit, from block or entry number `first` on. Shards: ShardBlocks or TopkChunks.
+    // One tensor's part of its unit, from block, entry or float number `first` on. Shards: how it is cut, ShardBlocks
+    // for example.
     template <class Shards>
     struct Part {
         int param;
@@ -64,10 +71,16 @@ protected:
     Communicator& ranks_;
 };
 
-// `gradients` and `error` are of this rank, whole, in fp32. `ranks`: those of zero_axes.
+// `gradients` are of this rank, whole, in fp32. `ranks`: those of zero_axes.
 std::unique_ptr<CompressedGradients> compressed_gradients(const GradCompressionOptions& options,
-                                                          const StateBuffers& gradients, const ModelState<float>& error,
-                                                          Communicator& ranks, Arena& arena);
+                                                          const StateBuffers& gradients,
+                                                          const CompressionStates& states, Communicator& ranks,
+                                                          Arena& arena);
+
+// Seconds in which a step's gradients are summed over ranks, if nothing else runs.
+struct ReductionTimes {
+    double compressed = 0, as_they_are = 0;
+};
 
 // Bytes that a rank sends in a step for what is compressed, exactly as Communicator counts.
 double compressed_traffic(const ParamStorage& storage, const GradCompressionOptions& options);

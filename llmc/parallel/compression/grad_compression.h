@@ -1,31 +1,45 @@
 // How gradients travel in the sum over data-parallel ranks, and which.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "llmc/kernels/optim/low_rank.h"
 #include "llmc/mesh/tensor_spec.h"
 
 // none: as they are. In blocks of 256 elements (llmc/kernels/optim/rounded_blocks.cuh): bf16, 2 bytes an element; int8,
 // 1 byte and a scale of 4 bytes a block. topk: the largest elements alone, 8 bytes each
-// (llmc/kernels/optim/topk_entries.cuh).
-enum class GradCompression : std::uint8_t { none, bf16_, int8, topk };
+// (llmc/kernels/optim/topk_entries.cuh). powersgd: matrices as products of two thin ones
+// (llmc/kernels/optim/low_rank.cuh).
+enum class GradCompression : std::uint8_t { none, bf16_, int8, topk, powersgd };
 
 struct GradCompressionOptions {
     GradCompression how = GradCompression::none;
-    float topk = 0.01f;   // fraction of the elements that travels, above 0 and at most 1
+    float topk = 0.01f;         // fraction of the elements that travels, above 0 and at most 1
+    int rank = 4;               // number of rows of powersgd's factors
+    bool any_matrix = false;    // powersgd takes matrices whose factors are no smaller, too; for tests
+    int start = from_default;   // steps whose gradients travel as they are, at first; see first_compressed_step
+
+    static constexpr int from_default = -1;
 };
 
-// Name of the state that keeps what compression has left out of a data-parallel rank's gradients.
+// Returns the first step, counted from 1, whose gradients are compressed. By default powersgd begins after a tenth of
+// the run's steps, in which gradients change most (Vogels et al. begin at once; later uses wait).
+int first_compressed_step(const GradCompressionOptions& options, int steps);
+
+// Names of the states that keep what compression has left out of a data-parallel rank's gradients, and powersgd's right
+// factors.
 inline constexpr const char* kGradientError = "gradient_error";
+inline constexpr const char* kGradientFactor = "gradient_factor";
 
 // Returns true if a tensor's gradient travels compressed: if one rank alone, of those that have seen the same tokens,
-// computes each of its elements. Others (under tp norms and copied heads, under pp a tied embedding) are summed over
-// these ranks too, and would leave out different parts on each.
-inline bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh) {
-    const bool on_two_stages = tensor.tied && mesh.pp > 1;
-    const bool on_all_tp = mesh.tp > 1 && is_whole_on_tp(tensor, mesh);
-    const bool copied_heads =
-        std::any_of(tensor.heads.begin(), tensor.heads.end(), [&](std::int64_t heads) { return heads < mesh.tp; });
-    return !on_two_stages && !on_all_tp && !copied_heads;
-}
+// computes each of its elements, and with powersgd, if it is a matrix that is twice as large as its factors at least.
+// Others (under tp norms and copied heads, under pp a tied embedding) are summed over these ranks too, and would leave
+// out different parts on each.
+bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options);
+
+// Returns the matrices of a rank's part of a tensor for powersgd: each block of experts, other tensors whole.
+LowRank low_rank_of(const TensorSpec& tensor, const MeshShape& mesh, int rank);
+
+// Describes the right factors of a tensor as a tensor, for checkpoints. The tp ranks have different ones where tp cuts
+// rows, and where it cuts columns each has its own.
+TensorSpec right_factor_of(const TensorSpec& tensor, const MeshShape& mesh, int rank);

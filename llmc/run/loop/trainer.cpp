@@ -83,6 +83,7 @@ void Trainer::train_step() {
     batch_.begin(step_ + 1);
     const float token_share = 1.0f / static_cast<float>(batch_.count_targets(agreement_));
     reporter_.passes_begin();
+    parts_.step.compress(step_ + 1 >= first_compressed_step(options_.grad_compression, parts_.max_steps));
     parts_.step.gradients(batch_.schedule(), batch_.reader(), token_share, [this] {
         reporter_.passes_end();
         StopVotes vote = agreement_.own_vote();

@@ -1,0 +1,38 @@
+#include "llmc/parallel/compression/grad_compression.h"
+
+#include <algorithm>
+
+#include "llmc/mesh/shard.h"
+
+int first_compressed_step(const GradCompressionOptions& options, int steps) {
+    if (options.start != GradCompressionOptions::from_default) return options.start + 1;
+    return options.how == GradCompression::powersgd ? steps / 10 + 1 : 1;
+}
+
+bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options) {
+    const bool on_two_stages = tensor.tied && mesh.pp > 1;
+    const bool on_all_tp = mesh.tp > 1 && is_whole_on_tp(tensor, mesh);
+    const bool copied_heads =
+        std::any_of(tensor.heads.begin(), tensor.heads.end(), [&](std::int64_t heads) { return heads < mesh.tp; });
+    if (on_two_stages || on_all_tp || copied_heads) return false;
+    if (options.how != GradCompression::powersgd) return true;
+    if (tensor.cols == 1) return false;   // a vector
+    const LowRank matrices = low_rank_of(tensor, mesh, options.rank);
+    return options.any_matrix || matrices.elements() > 2 * (matrices.of_left() + matrices.of_right());
+}
+
+LowRank low_rank_of(const TensorSpec& tensor, const MeshShape& mesh, int rank) {
+    const TensorSpec held = held_part_of(tensor, mesh);
+    const bool experts = held.cut == TensorCut::experts && !held.blocks.empty();
+    const auto count = experts ? static_cast<std::int64_t>(held.blocks.size()) : std::int64_t{1};
+    return {count, held.rows / count, held.cols, rank};
+}
+
+TensorSpec right_factor_of(const TensorSpec& tensor, const MeshShape& mesh, int rank) {
+    const bool by_columns = tensor.cut == TensorCut::columns;
+    const std::int64_t rows = low_rank_of(tensor, mesh, rank).count * rank;
+    if (by_columns || mesh.tp == 1) {
+        return {.rows = rows, .cols = tensor.cols, .cut = by_columns ? TensorCut::columns : TensorCut::none};
+    }
+    return {.rows = rows * mesh.tp, .cols = tensor.cols, .cut = TensorCut::rows};
+}
