@@ -85,7 +85,10 @@ while [ "$left" -gt 0 ]; do
     for rank in "${!pids[@]}"; do [ "${pids[rank]}" = "$ended" ] && break; done
     unset "pids[rank]"
     left=$((left - 1))
-    if [ $code -gt 128 ]; then
+    if [ $code -lt 0 ]; then   # bash (5.2) loses the code of what ends while it takes a signal
+        echo "launch.sh: rank $rank ended as a signal came, with an exit code that is not known" >&2
+        code=75
+    elif [ $code -gt 128 ]; then
         echo "launch.sh: rank $rank was killed by signal $((code - 128))" >&2
         code=75
     fi

@@ -295,6 +295,21 @@ await "$work/wrapped" 'step    1/'
 kill -TERM "$pid"; ends
 [ "$code" -eq 75 ] && [ -z "$(left_over "$work/wrapped")" ] && compgen -G "$work/wrapped/step_*/manifest.json" >/dev/null
 verdict $? "ranks inside scripts are waited for (exit $code): $(tail -n 5 "$work/wrapped.log")"
+# a signal that comes as ranks end: launch.sh knows their codes, or says that it does not
+if [ "${1:-}" = long ]; then
+    codes=
+    for try in {1..400}; do
+        scripts/launch.sh -n 4 sleep 0.05 >"$work/ending.log" 2>&1 &
+        launcher=$!
+        sleep "0.0$((55 + RANDOM % 35))"
+        kill -TERM $launcher 2>/dev/null
+        wait $launcher
+        code=$?
+        case $code in 0 | 75 | 143) ;; *) codes+=" $code" ;; esac   # 143: before it had begun
+    done
+    [ -z "$codes" ]
+    verdict $? "launch.sh returned$codes for ranks that ended as a signal came"
+fi
 # the script itself is killed
 if setpriv --pdeathsig TERM true 2>/dev/null; then
     launch 2 "$work/killed" --max-steps 100000
