@@ -358,4 +358,44 @@ TEST_CASE(
         resumed.train(2);
         me.require(errors(resumed) != errors(own) && !all_zero(of_qkv(resumed)), "nothing was compressed");
     });
+    if (!ranks_are_threads()) return;
+    on_ranks(3, [&](TestRank& me) {   // all ranks have the same factors, so more of them do, too
+        Trainee own(compressed(low_rank), me.arena, me.stream, &me.world, 0);
+        load(own, folder / "run", 1);
+        me.require(all_zero(errors(own)), "errors of other ranks");
+        const std::vector<OptimizerState>& states = own.step.optimizer().states();
+        const auto factor = std::ranges::find(states, kGradientFactor, &OptimizerState::name);
+        me.require(holds_whole_state(real_files(), folder / "run/" + checkpoint_name(1), *factor), "no factors");
+        me.require(!all_zero(factor->values.unit(1).download(own.stream)), "the factors were not loaded");
+        own.train(2);
+    });
+}
+
+TEST_CASE("compressed gradients: a run goes on with another compression, and with what was left out") {
+    for (const auto& [from, to] : {std::pair{int8_blocks, largest}, std::pair{largest, bf16_blocks},
+                                   std::pair{low_rank, int8_blocks}, std::pair{int8_blocks, low_rank}}) {
+        const SharedFolder folder;
+        on_ranks(2, [&, from = from, to = to](TestRank& me) {
+            Trainee own(compressed(from), me.arena, me.stream, &me.world, 0),
+                resumed(compressed(to), me.arena, me.stream, &me.world, 0);
+            own.train(1);
+            save(me, own, folder / "run", 1);
+            load(resumed, folder / "run", 1);
+            const ModelState<float>&before = own.step.optimizer().state(kGradientError),
+                  &after = resumed.step.optimizer().state(kGradientError);
+            int compared = 0;
+            for (const TensorLayout& tensor : after.storage().tensors()) {
+                if (before.storage().find(tensor.param) == nullptr) continue;
+                auto values = [&](Trainee& of, const ModelState<float>& state) {
+                    const auto unit = state.unit(tensor.slot);
+                    return unit.download(of.stream, static_cast<std::size_t>(state.tensor(tensor.param) - unit.data()),
+                                         static_cast<std::size_t>(tensor.elements));
+                };
+                me.require(values(own, before) == values(resumed, after), "errors of another run");
+                compared++;
+            }
+            me.require(compared > 4, "only ", compared, " tensors");
+            resumed.train(2);
+        });
+    }
 }
