@@ -146,7 +146,8 @@ TEST_CASE("compressed gradients: all elements as the largest ones, and full rank
                         own.gradients(step), plain.gradients(step);
                         const Floats sent = applied(own), given = applied(plain);
                         const double most = distance(given, Floats(given.size()));
-                        const double slack = how.how == GradCompression::topk ? 1e-6 : 1e-5;
+                        // factors drop a direction of which less than 1e-5 of a row is left (kOnlyRounding)
+                        const double slack = how.how == GradCompression::topk ? 1e-6 : 1e-4;
                         me.require(most > 0 && distance(sent, given) < slack * most, "ZeRO ", zero, ": ",
                                    distance(sent, given), " off, of gradients to ", most);
                         // factors leave out what is not in the sum of all ranks
