@@ -37,8 +37,8 @@ for precision in $precisions; do
     run_as="scripts/launch.sh -n 2" cut "2 ranks, gradients a step late" $precision --staleness 1 --zero 1 --ema 0.9 --check-replicas 1
     run_as="scripts/launch.sh -n 2" cut "2 ranks, gradients in 8 bits" $precision --grad-compression int8 --zero 1 --check-replicas 1
     run_as="scripts/launch.sh -n 2" cut "2 ranks, the largest gradients" $precision --grad-compression topk --grad-topk 0.2 --check-replicas 1
-    run_as="scripts/launch.sh -n 2" cut "2 ranks, thin factors from step 6 on" $precision --grad-compression powersgd --grad-rank 2 \
-        --grad-compression-start 5 --zero 1 --check-replicas 1
+    run_as="scripts/launch.sh -n 2" cut "2 ranks, thin factors after 7 steps" $precision --grad-compression powersgd --grad-rank 2 \
+        --grad-compression-start 7 --zero 1 --check-replicas 1
     run_as="scripts/launch.sh -n 2" cut "2 replicas that send 8 bits" $precision --local-steps 5 --zero-group 1 --outer-compression int8
     run_as="scripts/launch.sh -n 2" cut "2 replicas that send Muon's ways in 2 bits" $precision --local-steps 5 --zero-group 1 \
         --outer-compression int2 --optimizer muon

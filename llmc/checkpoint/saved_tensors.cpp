@@ -328,9 +328,30 @@ bool holds_whole_state(const FileSystem& files, const std::string& folder, const
     });
 }
 
+int tensors_not_taken(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                      const OptimizerStateSpec& state) {
+    int count = 0;
+    for (int unit = 0; unit < table.units(); unit++) {
+        const std::string name = folder + "/" + data_rank_file(table, unit, 0);
+        if (!files.exists(name)) continue;
+        const SafetensorsFile file(files, name);
+        for (const int param : table.unit_params(unit)) {
+            const ParamInfo& info = table[param];
+            if (file.find(state.name + "." + info.name) != nullptr && !state.keeps(info)) count++;
+        }
+    }
+    return count;
+}
+
 int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table) {
+    auto has_any = [&](int rank) {   // a unit without such states has no file
+        for (int unit = 0; unit < table.units(); unit++) {
+            if (files.exists(folder + "/" + data_rank_file(table, unit, rank))) return true;
+        }
+        return false;
+    };
     int ranks = 0;
-    while (files.exists(folder + "/" + data_rank_file(table, table.layer_unit(0), ranks))) ranks++;
+    while (has_any(ranks)) ranks++;
     return ranks;
 }
 

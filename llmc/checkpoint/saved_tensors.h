@@ -94,6 +94,11 @@ bool holds_state(const FileSystem& files, const std::string& folder, const Param
 // Tells whether a checkpoint holds this rank's tensors of a state, in their shapes.
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state);
 
+// Returns how many tensors a checkpoint has of a state that each data-parallel rank has its own of, and this run does
+// not keep.
+int tensors_not_taken(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                      const OptimizerStateSpec& state);
+
 // Returns the number of data-parallel ranks of which a checkpoint holds states of their own; 0: it holds none.
 int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table);
 

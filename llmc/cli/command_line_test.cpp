@@ -186,6 +186,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--grad-rank", "8"}, "or --grad-rank 4, which is the default."},
         {{"--grad-compression", "powersgd", "--grad-rank", "0"}, "--grad-rank 0: expected an integer from 1 to 256"},
         {{"--grad-compression", "powersgd", "--zero", "2"}, "--grad-compression powersgd --zero 2"},
+        {{"--grad-compression", "int8", "--grad-compression-start", "5", "--max-steps", "5", "--warmup", "0"},
+         "--grad-compression-start 5: expected less than --max-steps = 5"},
         {{"--grad-compression-start", "5"}, "--grad-compression-start 5 without --grad-compression"},
         {{"--grad-compression", "topk", "--zero", "3"}, "--grad-compression topk --zero 3"},
         {{"--grad-compression", "int8", "--zero", "2"},

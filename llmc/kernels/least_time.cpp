@@ -13,7 +13,7 @@ double least_seconds(const std::function<void()>& call, cudaStream_t stream, int
         begin.record(stream);
         for (int n = 0; n < calls_of_sample; n++) call();
         end.record(stream);
-        CUDA_CHECK(cudaEventSynchronize(end.get()));
+        wait_for(end.get());
         least = std::min(least, end.seconds_since(begin) / calls_of_sample);
     }
     return least;

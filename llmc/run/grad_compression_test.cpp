@@ -215,7 +215,7 @@ TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
                                           std::pair{1, largest}, std::pair{0, low_rank}, std::pair{1, low_rank}}) {
             const SharedFolder folder;
             const OptimizerOptions how = compressed(codec);
-            on_ranks(ranks, [&, zero = zero](TestRank& me) {
+            on_ranks(ranks, [&, zero = zero, codec = codec](TestRank& me) {
                 Trainee own(how, me.arena, me.stream, &me.world, zero);
                 for (int step = 1; step <= 5; step++) {
                     own.train(step);
@@ -229,6 +229,13 @@ TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
                     for (int step = cut + 1; step <= 5; step++) resumed.train(step);
                     me.require(resumed.values() == own.values(), "cut after step ", cut, ": other weights");
                     me.require(errors(resumed) == errors(own), "cut after step ", cut, ": other errors");
+                    if (codec.how != GradCompression::powersgd) continue;
+                    for (int slot = 0; slot < 3; slot++) {
+                        auto factors = [&](Trainee& of) {
+                            return of.step.optimizer().state(kGradientFactor).unit(slot).download(of.stream);
+                        };
+                        me.require(factors(resumed) == factors(own), "cut after step ", cut, ": other factors");
+                    }
                 }
             });
         }
@@ -333,10 +340,10 @@ TEST_CASE("compressed gradients: they are timed without a trace") {
 
 TEST_CASE(
     "compressed gradients: powersgd begins after a tenth of the steps, and goes on at another rank with new factors") {
-    CHECK(first_compressed_step({GradCompression::int8}, 400) == 1);
-    CHECK(first_compressed_step({GradCompression::powersgd}, 400) == 41);
-    CHECK(first_compressed_step({.how = GradCompression::powersgd, .start = 0}, 400) == 1);
-    CHECK(first_compressed_step({.how = GradCompression::int8, .start = 7}, 400) == 8);
+    CHECK(steps_before_compression({GradCompression::int8}, 400) == 0);
+    CHECK(steps_before_compression({GradCompression::powersgd}, 400) == 40);
+    CHECK(steps_before_compression({.how = GradCompression::powersgd, .start = 0}, 400) == 0);
+    CHECK(steps_before_compression({.how = GradCompression::int8, .start = 7}, 400) == 7);
     const SharedFolder folder;
     on_ranks(2, [&](TestRank& me) {
         GradCompressionOptions other = low_rank;
@@ -370,6 +377,49 @@ TEST_CASE(
         me.require(!all_zero(factor->values.unit(1).download(own.stream)), "the factors were not loaded");
         own.train(2);
     });
+}
+
+TEST_CASE("compressed gradients: factors that are kept come closer to the same gradients than new ones") {
+    on_ranks(2, [&](TestRank& me) {
+        Trainee plain(options(), me.arena, me.stream, &me.world, 0),
+            warm(compressed(low_rank), me.arena, me.stream, &me.world, 0),
+            cold(compressed(low_rank), me.arena, me.stream, &me.world, 0);
+        double off_warm = 0, off_cold = 0;
+        for (int step = 1; step <= 6; step++) {
+            for (Trainee* one : {&plain, &warm, &cold}) {
+                one->gradients(1);
+                if (one == &plain) continue;
+                one->step.optimizer().state(kGradientError).zero(me.stream);
+                if (one == &cold) one->step.optimizer().state(kGradientFactor).zero(me.stream);
+            }
+            const Floats given = applied(plain), by_warm = applied(warm), by_cold = applied(cold);
+            off_warm = off_cold = 0;
+            for (std::size_t i = 0; i < given.size(); i++) {
+                const auto square = [](double x) { return x * x; };
+                off_warm += square(static_cast<double>(by_warm[i]) - static_cast<double>(given[i]));
+                off_cold += square(static_cast<double>(by_cold[i]) - static_cast<double>(given[i]));
+            }
+        }
+        me.require(off_warm > 0 && off_warm < 0.9 * off_cold, off_warm, " squares are missing, with new factors ",
+                   off_cold);
+    });
+}
+
+TEST_CASE("compressed gradients: a check of replicas finds factors that differ") {
+    for (const int zero : {0, 1}) {
+        on_ranks(2, [&](TestRank& me) {
+            Trainee own(compressed(low_rank), me.arena, me.stream, &me.world, zero);
+            own.train(1);
+            auto differs = [&] {
+                return differing_replicas(
+                    me.world.gather_text(replica_hashes(tensors_of(own.step), me.stream).tensors));
+            };
+            me.require(differs().empty(), differs());
+            if (!me.world.is_first()) own.step.optimizer().state(kGradientFactor).zero(me.stream);
+            const std::string found = differs();
+            me.require(found.find(kGradientFactor) != std::string::npos, "found: ", found);
+        });
+    }
 }
 
 TEST_CASE("compressed gradients: a run goes on with another compression, and with what was left out") {

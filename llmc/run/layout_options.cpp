@@ -130,6 +130,10 @@ void check_compression(const Options& o) {
     refuse_if(o.grad_compression.how == GradCompression::none && o.grad_compression.start != by_default.start,
               text("--grad-compression-start ", o.grad_compression.start, " without --grad-compression"),
               text("Give --grad-compression, or leave --grad-compression-start out."));
+    refuse_if(
+        o.max_steps > 0 && o.grad_compression.start >= o.max_steps,
+        text("--grad-compression-start ", o.grad_compression.start, ": expected less than --max-steps = ", o.max_steps),
+        "Leave --grad-compression-start out, or begin earlier.");
     if (o.grad_compression.how == GradCompression::none) return;
     const std::string given = text("--grad-compression ", name_of(o.grad_compression.how));
     refuse_if(o.zero > 1,

@@ -264,11 +264,21 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
             "what --grad-compression left out of the gradients of %d data-parallel ranks until step %d is dropped%s",
             kept_by, state.step, compresses && kept_by != ranks ? text(": now there are ", ranks).c_str() : "");
     }
-    for (const OptimizerState& factors : step.optimizer().states()) {
-        if (factors.name != kGradientFactor || kept_by == 0 || options.reset_optimizer) continue;
-        if (holds_whole_state(real_files(), inputs.checkpoint, factors)) continue;
-        log.line("--grad-compression powersgd: the checkpoint holds no factors of rank %d for this layout: new ones",
-                 options.grad_compression.rank);
+    for (const OptimizerState& kept_state : step.optimizer().states()) {
+        if (kept_by == 0 || options.reset_optimizer) break;
+        if (kept_state.of_data_rank && kept_by == ranks) {
+            const int left = tensors_not_taken(real_files(), inputs.checkpoint, step.stage().table(), kept_state);
+            if (left == 0) continue;
+            log.line(
+                "what --grad-compression left out of %d tensors until step %d is dropped: they are not compressed now",
+                left, state.step);
+        }
+        if (kept_state.name == kGradientFactor && !holds_whole_state(real_files(), inputs.checkpoint, kept_state)) {
+            log.line(
+                "--grad-compression powersgd: the checkpoint has no factors of rank %d of some matrices for this "
+                "layout: these begin with new ones",
+                options.grad_compression.rank);
+        }
     }
     if (state.loader.T > 0 && state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,

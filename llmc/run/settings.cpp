@@ -6,6 +6,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/kernels/least_time.h"
+#include "llmc/model/parameters/param_table.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
 
@@ -28,7 +30,19 @@ private:
 std::string or_none(const std::string& value) { return value.empty() ? "none" : value; }
 std::string real(float value) { return formatted("%g", static_cast<double>(value)); }
 
-std::string travelling(const GradCompressionOptions& how, const Options& o) {
+// Returns the share of parameters whose gradients travel compressed.
+double compressed_share(const Options& o, const ModelConfig& model) {
+    const ParamTable table(model);
+    const MeshShape mesh{o.pp, o.data_ranks(), o.cp, o.tp};
+    std::int64_t compressed = 0;
+    for (const ParamInfo& info : table.all()) {
+        if (is_compressed(info.tensor, mesh, o.grad_compression)) compressed += info.tensor.elements();
+    }
+    return static_cast<double>(compressed) / static_cast<double>(table.elements());
+}
+
+std::string travelling(const Options& o, const RunFacts& facts) {
+    const GradCompressionOptions& how = o.grad_compression;
     switch (how.how) {
         case GradCompression::none: break;
         case GradCompression::bf16_: return "bf16, with error feedback";
@@ -38,7 +52,9 @@ std::string travelling(const GradCompressionOptions& how, const Options& o) {
                         " of each 1,024, with error feedback: ", formatted("%.3g", topk_share(o)),
                         " of the bytes without");
         case GradCompression::powersgd:
-            return text("factors of rank ", how.rank, " for large matrices, with error feedback");
+            return text("factors of rank ", how.rank, " for ",
+                        formatted("%.1f%%", 100 * compressed_share(o, facts.model)),
+                        " of the parameters, with error feedback");
     }
     return "fp32";
 }
@@ -86,9 +102,9 @@ void asked(Table& table, const Options& o, const RunFacts& facts) {
                                       ", compression ", name_of(o.local.compression)));
     }
     if (o.grad_compression.how != GradCompression::none) {
-        table.row("gradients travel in", travelling(o.grad_compression, o));
-        const int first = first_compressed_step(o.grad_compression, facts.max_steps);
-        if (first > 1) table.row("so from step on", first);
+        table.row("gradients travel in", travelling(o, facts));
+        const int before = steps_before_compression(o.grad_compression, facts.max_steps);
+        if (before > 0) table.row("so after steps", before);
     }
     if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
     table.row("optimizer", name_of(o.optimizer));
@@ -169,9 +185,10 @@ std::string compression_in_words(GradCompression how, const ReductionTimes& time
     return text("gradients of a step travel in ", formatted("%.2f", 1e3 * times.compressed),
                 " ms with --grad-compression ", name_of(how), ", in ", formatted("%.2f", 1e3 * times.as_they_are),
                 " ms as they are, timed alone: ",
-                saved > 0 ? text("it saves what is not hidden behind backward of these, up to ",
-                                 formatted("%.2f", 1e3 * saved), " ms")
-                          : "it does not pay here");
+                clearly_faster(times.compressed, times.as_they_are)
+                    ? text("it saves what is not hidden behind backward of these, up to ",
+                           formatted("%.2f", 1e3 * saved), " ms")
+                    : "it does not pay here");
 }
 
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model) {
@@ -190,6 +207,11 @@ std::vector<std::string> option_warnings(const Options& options, const ModelConf
     }
     if (is_constant && options.warmup > 0) {
         warnings.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
+    }
+    if (options.grad_compression.how != GradCompression::none && compressed_share(options, model) == 0) {
+        warnings.push_back(text("--grad-compression ", name_of(options.grad_compression.how), " --grad-rank ",
+                                options.grad_compression.rank,
+                                ": no matrix is more than twice as large as its factors, so nothing is compressed"));
     }
     const char* checks = std::getenv("TRAIN_GPT_CHECKS");
     if (checks && *checks && std::string(checks) != "none") {

@@ -6,7 +6,7 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/model/config.h"
-#include "llmc/parallel/compression/compressed_gradients.h"
+#include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/options.h"
 

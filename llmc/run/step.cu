@@ -162,14 +162,14 @@ void Step::update(int step, float learning_rate) {
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
     stage_.router_bias().update(stage_.expert_totals().counts.data(), &numbers_.data()->norm);
     if (zero_) zero_->parameters_changed();
-    drop_gradient_errors(true);
+    drop_compression_states(true);
     delay_gradients();
 }
 
 void Step::skip_update(int step) {
     const bool moved = optimizer_->end_local_steps(step);
     if (moved && zero_) zero_->parameters_changed();
-    drop_gradient_errors(false);
+    drop_compression_states(false);
     delay_gradients();
 }
 
@@ -179,11 +179,19 @@ void Step::compress(bool on) {
 
 ReductionTimes Step::time_reductions() {
     ENSURE(zero_ != nullptr, "one rank's gradients, which travel nowhere, timed");
-    return zero_->time_reductions();
+    const ReductionTimes own = zero_->time_reductions();
+    Arena arena;
+    const auto slowest = arena.allocate<double>("compressed gradients/times", 2);
+    slowest.upload(std::vector<double>{own.compressed, own.as_they_are}, stage_.stream());
+    if (Communicator* const all = groups_.everyone(); all != nullptr) {
+        all->all_reduce(slowest.data(), 2, ReduceOp::max, stage_.stream());
+    }
+    const std::vector<double> times = slowest.download(stage_.stream());
+    return {times[0], times[1]};
 }
 
 // Drops what compression keeps of gradients that are not applied: it may be as large as what made them so.
-void Step::drop_gradient_errors(bool unless_updated) {
+void Step::drop_compression_states(bool unless_updated) {
     for (const OptimizerState& state : optimizer_->states()) {
         if (!state.of_compression) continue;
         if (!unless_updated) {

@@ -18,8 +18,7 @@
 #include "llmc/run/metrics/expert_load.h"
 #include "llmc/run/stopping/stop_signals.h"
 
-class Zero;              // llmc/parallel/zero.h
-struct ReductionTimes;   // llmc/parallel/compression/compressed_gradients.h
+class Zero;   // llmc/parallel/zero.h
 
 // Result of a step, the same on every rank.
 struct StepResult {
@@ -61,7 +60,7 @@ public:
     // With false, lets gradients travel as they are from the next step on; what compression keeps stays as it is.
     void compress(bool on);
 
-    // Zero::time_reductions, for a step that compresses gradients.
+    // Returns Zero::time_reductions of the slowest ranks, for steps that compress gradients. Collective.
     ReductionTimes time_reductions();
 
     // Begins and ends passes whose gradients nobody applies.
@@ -100,7 +99,7 @@ private:
     void sum_numbers();
     void exchange_tied_gradients();
     void delay_gradients();
-    void drop_gradient_errors(bool unless_updated);
+    void drop_compression_states(bool unless_updated);
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;

@@ -66,6 +66,7 @@ std::string run_json(const RunState& s) {
     });
     if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // absent means AdamW
     if (s.moments_began > 0) json.add("moments_began", s.moments_began);
+    if (s.compressed_from > 0) json.add("compressed_from", s.compressed_from);
     return to_text(json, 2) + "\n";
 }
 
@@ -122,6 +123,8 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         }
         if (const Json* began = json.find("moments_began"))
             s.moments_began = int_from(*began, json.at("step").as_whole(INT_MAX));
+        if (const Json* from = json.find("compressed_from"))
+            s.compressed_from = int_from(*from, json.at("step").as_whole(INT_MAX));
         const Json* best = json.find("best_val_loss");
         if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
         return s;

@@ -33,7 +33,8 @@ struct RunState {
     int bad_steps = 0;                                // steps in a row whose loss or norm is not finite
     std::optional<double> best_val_loss;              // the lowest so far, after a step
     OptimizerKind optimizer = OptimizerKind::adamw;
-    int moments_began = 0;   // step after which the moments were zero: Optimizer::begins_after
+    int moments_began = 0;     // step after which the moments were zero: Optimizer::begins_after
+    int compressed_from = 0;   // step from which on gradients are compressed; 0: none was yet
     std::vector<float> router_bias = {};
 };
 

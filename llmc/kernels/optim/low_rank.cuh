@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cstdint>
 #include <vector>
 
@@ -67,9 +68,10 @@ inline __global__ void __launch_bounds__(kLowRankThreads)
         squares = fma(static_cast<double>(row[j]), static_cast<double>(row[j]), squares);
     }
     squares = block_sum(squares);
-    const float scale = static_cast<float>(1 / sqrt(squares));
+    const double scale = 1 / sqrt(squares);
     for (std::int64_t j = threadIdx.x; j < how.cols; j += blockDim.x) {
-        row[j] = squares == 0 ? normal(key, static_cast<std::uint64_t>(begin + j)) : row[j] * scale;
+        row[j] = squares == 0 ? normal(key, static_cast<std::uint64_t>(begin + j))
+                              : static_cast<float>(static_cast<double>(row[j]) * scale);
     }
 }
 
@@ -144,8 +146,9 @@ inline __global__ void __launch_bounds__(kOrthogonalThreads) orthogonalize_left_
             }
         }
         const double after = squares_of(row);
+        // also where nothing was; what is not finite makes the whole row NaN
         const bool vanishes = after <= static_cast<double>(kOnlyRounding) * static_cast<double>(kOnlyRounding) * before;
-        const double scale = vanishes ? 0.0 : 1 / sqrt(after);   // NaN stays
+        const double scale = !(before <= DBL_MAX) ? before - before : vanishes ? 0.0 : 1 / sqrt(after);
         for (std::int64_t i = threadIdx.x; i < rows; i += blockDim.x) {
             row[i] = static_cast<float>(static_cast<double>(row[i]) * scale);
         }

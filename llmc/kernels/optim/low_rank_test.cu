@@ -41,7 +41,7 @@ Doubles products(const Doubles& left, const Doubles& right, const LowRank& how) 
 TEST_CASE("low rank: right factors get length 1, and a row of zeros is drawn") {
     KernelTest test;
     for (const LowRank& how : shapes) {
-        Doubles given = test.random<float>(size(how.of_right()), 1e-12, 5).values();
+        Doubles given = test.random<float>(size(how.of_right()), 1e-39, 5).values();   // some are subnormal
         for (std::int64_t j = 0; j < how.cols; j++) given[size((how.rank - 1) * how.cols + j)] = 0;
         auto right = test.tensor<float>(given);
         prepare_right(right.data(), how, 17, test.stream);
@@ -55,7 +55,7 @@ TEST_CASE("low rank: right factors get length 1, and a row of zeros is drawn") {
                     CHECK(x == static_cast<double>(normal(17, static_cast<std::uint64_t>(row * how.cols + j))));
                 }
             }
-            if (row != how.rank - 1) CHECK(std::abs(squares - 1) < 1e-6);
+            if (row != how.rank - 1) CHECK(std::abs(squares - 1) < 1e-5);
         }
     }
 }
@@ -147,7 +147,7 @@ TEST_CASE("low rank: left factors are orthogonal, rows that others make up vanis
     broken[3] = std::numeric_limits<double>::infinity();
     auto factor = test.tensor<float>(broken);
     orthogonalize_left({{factor.data(), 1, 40}}, 2, test.stream);
-    CHECK(std::isnan(factor.values()[3]));
+    for (const int i : {3, 4, 44}) CHECK(std::isnan(factor.values()[size(i)]));
 }
 
 TEST_CASE("low rank: warm factors find the directions of a matrix that has no more than their rank") {

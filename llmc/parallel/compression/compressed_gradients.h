@@ -77,10 +77,5 @@ std::unique_ptr<CompressedGradients> compressed_gradients(const GradCompressionO
                                                           const CompressionStates& states, Communicator& ranks,
                                                           Arena& arena);
 
-// Seconds in which a step's gradients are summed over ranks, if nothing else runs.
-struct ReductionTimes {
-    double compressed = 0, as_they_are = 0;
-};
-
 // Bytes that a rank sends in a step for what is compressed, exactly as Communicator counts.
 double compressed_traffic(const ParamStorage& storage, const GradCompressionOptions& options);

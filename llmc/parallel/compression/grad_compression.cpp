@@ -4,9 +4,9 @@
 
 #include "llmc/mesh/shard.h"
 
-int first_compressed_step(const GradCompressionOptions& options, int steps) {
-    if (options.start != GradCompressionOptions::from_default) return options.start + 1;
-    return options.how == GradCompression::powersgd ? steps / 10 + 1 : 1;
+int steps_before_compression(const GradCompressionOptions& options, int steps) {
+    if (options.start != GradCompressionOptions::from_default) return options.start;
+    return options.how == GradCompression::powersgd ? steps / 10 : 0;
 }
 
 bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options) {

@@ -17,14 +17,19 @@ struct GradCompressionOptions {
     float topk = 0.01f;         // fraction of the elements that travels, above 0 and at most 1
     int rank = 4;               // number of rows of powersgd's factors
     bool any_matrix = false;    // powersgd takes matrices whose factors are no smaller, too; for tests
-    int start = from_default;   // steps whose gradients travel as they are, at first; see first_compressed_step
+    int start = from_default;   // see steps_before_compression
 
     static constexpr int from_default = -1;
 };
 
-// Returns the first step, counted from 1, whose gradients are compressed. By default powersgd begins after a tenth of
-// the run's steps, in which gradients change most (Vogels et al. begin at once; later uses wait).
-int first_compressed_step(const GradCompressionOptions& options, int steps);
+// Returns how many steps of a run's have gradients that travel as they are, at first. By default powersgd begins after
+// a tenth of them, in which gradients change most (Vogels et al. begin at once; later uses wait).
+int steps_before_compression(const GradCompressionOptions& options, int steps);
+
+// Seconds in which a step's gradients are summed over ranks, if nothing else runs.
+struct ReductionTimes {
+    double compressed = 0, as_they_are = 0;
+};
 
 // Names of the states that keep what compression has left out of a data-parallel rank's gradients, and powersgd's right
 // factors.
@@ -32,7 +37,7 @@ inline constexpr const char* kGradientError = "gradient_error";
 inline constexpr const char* kGradientFactor = "gradient_factor";
 
 // Returns true if a tensor's gradient travels compressed: if one rank alone, of those that have seen the same tokens,
-// computes each of its elements, and with powersgd, if it is a matrix that is twice as large as its factors at least.
+// computes each of its elements, and with powersgd, if it is a matrix that is more than twice as large as its factors.
 // Others (under tp norms and copied heads, under pp a tied embedding) are summed over these ranks too, and would leave
 // out different parts on each.
 bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options);

@@ -23,6 +23,7 @@ Trainer::Trainer(const TrainerParts& parts)
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
     parts_.step.optimizer().ends_after(parts_.max_steps);
+    uncompressed_steps_ = steps_before_compression(options_.grad_compression, parts_.max_steps);
     check_can_trace(options_.trace);
 }
 
@@ -34,6 +35,7 @@ void Trainer::restore(const RunState& state) {
     next_ = state.next;
     bad_steps_ = state.bad_steps;
     best_val_loss_ = state.best_val_loss;
+    if (state.compressed_from > 0) uncompressed_steps_ = state.compressed_from - 1;   // no longer, if steps were added
     parts_.step.optimizer().begins_after(state.moments_began);
     parts_.step.stage().router_bias().set(state.router_bias);
 }
@@ -83,7 +85,7 @@ void Trainer::train_step() {
     batch_.begin(step_ + 1);
     const float token_share = 1.0f / static_cast<float>(batch_.count_targets(agreement_));
     reporter_.passes_begin();
-    parts_.step.compress(step_ + 1 >= first_compressed_step(options_.grad_compression, parts_.max_steps));
+    parts_.step.compress(step_ >= uncompressed_steps_);
     parts_.step.gradients(batch_.schedule(), batch_.reader(), token_share, [this] {
         reporter_.passes_end();
         StopVotes vote = agreement_.own_vote();
@@ -198,6 +200,8 @@ RunState Trainer::state_now(StepPhase next) const {
     state.best_val_loss = best_val_loss_;
     state.optimizer = options_.optimizer;
     state.moments_began = parts_.step.optimizer().began();
+    const bool compresses = options_.grad_compression.how != GradCompression::none && step_ > uncompressed_steps_;
+    state.compressed_from = compresses ? uncompressed_steps_ + 1 : 0;
     state.router_bias = parts_.step.stage().router_bias().values();
     return state;
 }

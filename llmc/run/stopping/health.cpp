@@ -178,7 +178,8 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     add(whose + "parameter", tensors.parameters, tensors.parameters.state());
     for (const OptimizerState& state : tensors.states) {
         if (state.of_data_rank) continue;   // no two ranks should have the same
-        add(state.outer ? state.name : whose + state.name, state.values, StateKind::optimizer);
+        add(state.outer ? state.name : whose + state.name, state.values,
+            state.of_compression ? state.values.state() : StateKind::optimizer);   // those are whole
     }
     for (const auto& [name, hashes] : groups) {
         result.groups +=
