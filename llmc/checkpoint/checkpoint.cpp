@@ -288,11 +288,11 @@ std::string own_damage(const FileSystem& files, const std::string& path, Checkpo
         for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
             const auto& [bytes, name, hash] = records[i];
             const std::string file_path = path + "/" + name;
-            if (!files.exists(file_path)) return file_path + ": missing";
+            if (!files.exists(file_path)) return file_path + ": missing; manifest.json names it";
             const std::unique_ptr<File> file = files.open(file_path);
-            if (file->size() != bytes) return text(file_path, ": ", file->size(), " bytes, the manifest says ", bytes);
+            if (file->size() != bytes) return text(file_path, ": ", file->size(), " bytes, manifest.json says ", bytes);
             const std::string found = hash_of(*file, of_64_bits);
-            if (found != hash) return text(file_path, ": hash ", found, ", the manifest says ", hash);
+            if (found != hash) return text(file_path, ": hash ", found, ", manifest.json says ", hash);
         }
         return "";
     } catch (const JsonSyntaxError&) {

@@ -62,8 +62,8 @@ TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
     };
     const Damage damages[] = {
         {"state.bin", "state 0f 14", "state.bin: hash "},
-        {"state.bin", "state", "state.bin: 5 bytes, the manifest says 11"},
-        {"state.bin", nullptr, "state.bin: missing"},
+        {"state.bin", "state", "state.bin: 5 bytes, manifest.json says 11"},
+        {"state.bin", nullptr, "state.bin: missing; manifest.json names it"},
         {"manifest.json", nullptr, "no readable manifest"},
         {"manifest.json", "{\"format\":", "not a manifest"},
         {"manifest.json", "{}", "manifest.json"},

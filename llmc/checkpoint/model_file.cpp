@@ -85,6 +85,7 @@ Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model) {
     Tokenizer tokenizer = Tokenizer::load(where);
     if (tokenizer.vocab_size() <= model.vocab_size) return tokenizer;
     throw Error(ErrorKind::bad_data,
-                text("tokenizer ", where, " has ", tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
+                text("tokenizer ", where == "bytes" ? where : Tokenizer::file_of(where), " has ",
+                     tokenizer.vocab_size(), " ids, the model ", model.vocab_size),
                 "Name the tokenizer that the model was trained with by --tokenizer.");
 }

@@ -11,9 +11,11 @@
 // with "replica-1-" and so on: what it needs to go on by itself.
 // With compressed gradients each of the N data-parallel ranks has files besides, "data-rank-0-optimizer-..." to N - 1,
 // with "gradient_error.<name>", what compression has left out of its gradients; as many ranks go on with them.
-// The files do not depend on the mesh or the ZeRO stage. Each unit is written by one rank of the stage that holds it (a
-// tied embedding: of the first stage). Units are dealt out in turns, so that the ranks of a stage write at the same
-// time. A rank reads the ranges that it keeps, and the headers; parameters that have masters are rounded from them.
+// "gradient_factor.<name>", right factors of powersgd, is in the first kind of files, in a shape of its own, which
+// depends on how tp cuts the matrix. Nothing else in the files depends on the mesh or the ZeRO stage. Each unit is
+// written by one rank of the stage that holds it (a tied embedding: of the first stage). Units are dealt out in turns,
+// so that the ranks of a stage write at the same time. A rank reads the ranges that it keeps, and the headers;
+// parameters that have masters are rounded from them.
 //
 // Host memory per rank: pinned memory for the tensors that it writes, from its first checkpoint on, and 16 MiB while it
 // reads. So a run waits only for the copy to host memory; a thread writes the files while the run goes on.

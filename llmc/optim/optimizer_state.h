@@ -24,7 +24,7 @@ struct OptimizerStateSpec {
     bool outer = false;            // local steps: replicas have the same
     bool optional = false;         // begins as zero if a file has none
     bool delayed = false;          // gradients of the step before: laid out as gradients are; valid where owned
-    bool of_data_rank = false;     // each data-parallel rank has another: whole, laid out as gradients are
+    bool of_data_rank = false;     // each data-parallel rank has another
     bool of_compression = false;   // kept by compressed gradients, laid out as gradients are
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
     std::function<TensorSpec(const TensorSpec&)> shape = nullptr;   // its shape, if not the parameter's

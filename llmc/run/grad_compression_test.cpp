@@ -11,8 +11,8 @@ using namespace trainee_testing;
 namespace {
 
 constexpr GradCompressionOptions bf16_blocks{GradCompression::bf16_}, int8_blocks{GradCompression::int8},
-    largest{GradCompression::topk, 0.25f}, low_rank{.how = GradCompression::powersgd, .rank = 2};
-constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest, low_rank};
+    largest_ones{GradCompression::topk, 0.25f}, low_rank{.how = GradCompression::powersgd, .rank = 2};
+constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest_ones, low_rank};
 
 OptimizerOptions compressed(const GradCompressionOptions& codec) {
     OptimizerOptions how = options();
@@ -211,8 +211,9 @@ TEST_CASE("compressed gradients: bytes are the formula's") {
 
 TEST_CASE("compressed gradients: a run cut after any step goes on to the bit") {
     for (const int ranks : {2, 3}) {
-        for (const auto& [zero, codec] : {std::pair{0, bf16_blocks}, std::pair{1, int8_blocks}, std::pair{0, largest},
-                                          std::pair{1, largest}, std::pair{0, low_rank}, std::pair{1, low_rank}}) {
+        for (const auto& [zero, codec] :
+             {std::pair{0, bf16_blocks}, std::pair{1, int8_blocks}, std::pair{0, largest_ones},
+              std::pair{1, largest_ones}, std::pair{0, low_rank}, std::pair{1, low_rank}}) {
             const SharedFolder folder;
             const OptimizerOptions how = compressed(codec);
             on_ranks(ranks, [&, zero = zero, codec = codec](TestRank& me) {
@@ -423,7 +424,7 @@ TEST_CASE("compressed gradients: a check of replicas finds factors that differ")
 }
 
 TEST_CASE("compressed gradients: a run goes on with another compression, and with what was left out") {
-    for (const auto& [from, to] : {std::pair{int8_blocks, largest}, std::pair{largest, bf16_blocks},
+    for (const auto& [from, to] : {std::pair{int8_blocks, largest_ones}, std::pair{largest_ones, bf16_blocks},
                                    std::pair{low_rank, int8_blocks}, std::pair{int8_blocks, low_rank}}) {
         const SharedFolder folder;
         on_ranks(2, [&, from = from, to = to](TestRank& me) {

@@ -225,6 +225,12 @@ PipelineShape pipeline_shape(const Options& options) {
 }
 
 void check_layout(const Options& o) {
+    std::int64_t ranks = 1;
+    constexpr std::int64_t most = 1 << 20;   // a mesh counts in int, and plans have memory for each rank
+    for (const int axis : {std::max(o.dp, 1), o.cp, o.tp, o.pp}) ranks = std::min(ranks, most + 1) * axis;
+    refuse_if(ranks > most,
+              text("--dp ", o.dp, " --cp ", o.cp, " --tp ", o.tp, " --pp ", o.pp, ": more than ", most, " ranks"),
+              "Give fewer.");
     check_zero_group(o);
     check_local_steps(o);
     check_staleness(o);

@@ -237,6 +237,11 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
     for (const auto& [flag, pattern] : data) expected.data.push_back({flag, pattern});
     expected.vocab_size = config.vocab_size;
     expected.larger_is_meant = options.vocab_size > 0;
+    const bool is_described = checkpoint.empty() && (options.layers > 0 || is_descriptor(options.model));
+    if (is_described && options.vocab_size == 0 && find_tokenizer_file("--train-data", options.train_data).empty()) {
+        expected.why_that_size =
+            text(", GPT-2's, because no tokenizer.bin is beside --train-data ", options.train_data);
+    }
     expected.model_folders = {options.layers > 0 || !checkpoint.empty() ? "" : options.model, checkpoint};
     const bool hashes = own_rank(options.startup) == 0;   // the other ranks would read the same bytes again
     expected.max_hashed_bytes = hashes ? max_hashed_bytes : 0;

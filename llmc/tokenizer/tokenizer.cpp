@@ -98,10 +98,14 @@ Tokenizer Tokenizer::bytes() {
 
 Tokenizer Tokenizer::load(const std::string& specification) {
     if (specification == "bytes") return bytes();
-    if (!real_files().exists(specification + "/.")) return Tokenizer(load_file(specification));
+    return Tokenizer(load_file(file_of(specification)));
+}
+
+std::string Tokenizer::file_of(const std::string& specification) {
+    if (!real_files().exists(specification + "/.")) return specification;
     for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"}) {
         std::string path = (fs::path(specification) / name).string();
-        if (real_files().exists(path)) return Tokenizer(load_file(path));
+        if (real_files().exists(path)) return path;
     }
     throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
                 "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");

@@ -74,6 +74,8 @@ public:
     // Loads "bytes", a file of a known format (files.h), or a folder that holds one (a prepared corpus, a checkpoint).
     // Throws Error: io when unreadable, bad_data (file, offset) when malformed.
     static Tokenizer load(const std::string& specification);
+    // Returns the file that load() reads for a file or a folder.
+    static std::string file_of(const std::string& specification);
 
     std::uint32_t vocab_size() const { return static_cast<std::uint32_t>(data().tokens.size()); }
     std::uint32_t end_of_text() const { return data().end_of_text; }

@@ -77,7 +77,7 @@ void check_vocabulary(const Folder& folder, const CorpusExpectation& expected) {
     }
     throw Error(ErrorKind::bad_data,
                 text(folder.manifest_path(), ": ", folder.flag, " was tokenized with a vocabulary of ", found,
-                     " ids, the model has ", expected.vocab_size),
+                     " ids, the model has ", expected.vocab_size, expected.why_that_size),
                 hint);
 }
 

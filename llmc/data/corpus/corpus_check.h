@@ -29,6 +29,7 @@ struct CorpusUse {
 struct CorpusExpectation {
     std::vector<CorpusUse> data;
     std::int64_t vocab_size = 0;              // the model's
+    std::string why_that_size = {};           // origin of vocab_size, for a message; empty: it was asked for
     bool larger_is_meant = false;             // --vocab-size was given: it may exceed the data's
     std::vector<std::string> model_folders;   // folders of the weights to start from; empty names are passed over
     // Hashing more than this at the start would take minutes: the smallest shards are hashed, up to so many bytes. 0

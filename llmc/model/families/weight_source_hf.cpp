@@ -137,7 +137,11 @@ private:
 
     void check_type_and_shape(const FileTensor& tensor) const {
         const auto found = sources_.find(tensor.name);
-        if (found == sources_.end()) bad(folder_, text("there is no tensor '", tensor.name, "' in its files"));
+        if (found == sources_.end()) {
+            const std::string& first = files_.front()->path();
+            bad(folder_, text("there is no tensor '", tensor.name, "' in ", first.substr(first.rfind('/') + 1),
+                              files_.size() > 1 ? text(" and ", files_.size() - 1, " more") : ""));
+        }
         const TensorEntry& entry = *found->second.entry;
         if (!is_real(entry.type)) {
             bad(found->second.file->path(),
@@ -148,7 +152,7 @@ private:
         if (entry.shape != tensor.shape) {
             bad(found->second.file->path(),
                 text("byte ", entry.offset, ": tensor '", entry.name, "' has the shape ", to_text(Json(entry.shape)),
-                     ", expected ", to_text(Json(tensor.shape))));
+                     ", expected by config.json ", to_text(Json(tensor.shape))));
         }
     }
 

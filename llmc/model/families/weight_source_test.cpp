@@ -401,7 +401,7 @@ TEST_CASE("weight_source: Hugging Face folders of another model or with parts mi
     CHECK(with_config("\"gpt2\"", "\"bert\"").find("\"model_type\" is \"bert\"") != std::string::npos);
     CHECK(with_config("\"n_layer\":2", "\"n_layer\":3").find("no tensor 'h.2.ln_1.weight'") != std::string::npos);
     CHECK(with_config("\"n_layer\":2,", "").find("no \"n_layer\"") != std::string::npos);
-    CHECK(with_config("\"vocab_size\":50", "\"vocab_size\":51").find("expected [51,16]") != std::string::npos);
+    CHECK(with_config("\"vocab_size\":50", "\"vocab_size\":51").find("expected by config.json [51,16]") != std::string::npos);
     CHECK(with_config("\"n_inner\":null", "\"n_inner\":17").find("an MLP of width 17") != std::string::npos);
     CHECK(with_config("}", "").find("not JSON") != std::string::npos);
     CHECK(with_config("\"n_head\":2", "\"n_head\":\"2\"").find("expected a size") != std::string::npos);

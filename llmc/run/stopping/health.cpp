@@ -179,7 +179,7 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     for (const OptimizerState& state : tensors.states) {
         if (state.of_data_rank) continue;   // no two ranks should have the same
         add(state.outer ? state.name : whose + state.name, state.values,
-            state.of_compression ? state.values.state() : StateKind::optimizer);   // those are whole
+            state.of_compression ? state.values.state() : StateKind::optimizer);   // compression keeps whole ones
     }
     for (const auto& [name, hashes] : groups) {
         result.groups +=
