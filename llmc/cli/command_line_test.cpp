@@ -189,7 +189,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--grad-compression", "int8", "--grad-compression-start", "5", "--max-steps", "5", "--warmup", "0"},
          "--grad-compression-start 5: expected less than --max-steps = 5"},
         {{"--dp", "2147483647"}, "--dp 2147483647 --cp 1 --tp 1 --pp 1: more than 1048576 ranks"},
-        {{"--dp", "65536", "--tp", "65536", "--heads", "65536"}, "--dp 65536 --cp 1 --tp 65536 --pp 1"},
+        {{"--dp", "65536", "--cp", "64"}, "--dp 65536 --cp 64 --tp 1 --pp 1: more than"},
         {{"--grad-compression-start", "5"}, "--grad-compression-start 5 without --grad-compression"},
         {{"--grad-compression", "topk", "--zero", "3"}, "--grad-compression topk --zero 3"},
         {{"--grad-compression", "int8", "--zero", "2"},
