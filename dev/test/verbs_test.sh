@@ -74,7 +74,7 @@ same "--top-p 0 is greedy" "$(drawn --top-p 0)" "$(drawn --temperature 0)"
 verdict $? "whole UTF-8 characters, more than the model's positions, and on after an end of text"
 expect 64 "there is no tokenizer beside --model d12" generate --model d12
 mkdir "$work/words" && "$tokenize" --train 300 --quiet --output "$work/words" "$work/text.jsonl" >/dev/null
-expect 65 "$work/words has 300 ids, the model 257" generate --model "$last" --tokenizer "$work/words"
+expect 65 "$work/words/tokenizer.json has 300 ids, the model 257" generate --model "$last" --tokenizer "$work/words"
 expect 64 "--prompt together with --prompt-file" generate --model "$last" --prompt a --prompt-file b
 expect 64 "--top-p 2: expected a number from 0 to 1" generate --model "$last" --top-p 2
 expect 74 "none.txt: open failed" generate --model "$last" --prompt-file "$work/none.txt"
