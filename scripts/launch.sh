@@ -33,8 +33,11 @@ shift $((OPTIND - 1))
 taken() { grep -qsi ":$(printf %04x "$1") " /proc/net/tcp /proc/net/tcp6; }
 [ -n "$port" ] || while port=$((10000 + SRANDOM % 20000)) && taken "$port"; do :; done
 
+# A rank whose parent is already another had not yet asked for the signal when this script was killed.
 with_parent=()
-if setpriv --pdeathsig TERM true 2>/dev/null; then with_parent=(setpriv --pdeathsig TERM); fi
+if setpriv --pdeathsig TERM true 2>/dev/null; then
+    with_parent=(setpriv --pdeathsig TERM sh -c "[ \$PPID = $$ ] && exec \"\$@\"" launch.sh)
+fi
 groups=()   # of the ranks; each has its leader's number
 pass_on() {
     local group

@@ -86,8 +86,9 @@ one_history() {   # NUMBER
     [ $code -eq 0 ] && same_run "$step" "$work/whole-$at" "$out"
     verdict $? "history $1, ${layouts[$at]}, --checkpoint-every $every:$told then $code: $(tail -n 5 "$log")"
     for _ in $(seq 100); do running "$out" >/dev/null && sleep 0.1 || break; done
-    ! running "$out" >/dev/null
-    verdict $? "history $1: processes remain"
+    left=$(running "$out")
+    [ -z "$left" ]
+    verdict $? "history $1: processes remain:$told $(for pid in $left; do ps -o ppid=,stat=,etime=,wchan=,args= -p "$pid"; done)"
     rm -rf "$out"*
 }
 for ((number = first; number <= last; number++)); do one_history $number; done

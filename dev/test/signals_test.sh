@@ -318,6 +318,22 @@ if setpriv --pdeathsig TERM true 2>/dev/null; then
     for ((i = 0; i < 6000; i++)); do [ -n "$(left_over "$work/killed")" ] || break; pause 50; done
     [ -z "$(left_over "$work/killed")" ] && compgen -G "$work/killed/step_*/manifest.json" >/dev/null
     verdict $? "ranks save and end when launch.sh is killed: $(tail -n 3 "$work/killed.log")"
+    # before its ranks have asked to be told of that
+    mkdir -p "$work/late"
+    cat >"$work/late/setpriv" <<EOF
+#!/bin/bash
+if [ "\$3" != true ]; then
+    kill -KILL \$PPID
+    while [ "\$(ps -o ppid= -p \$\$)" -eq \$PPID ]; do sleep 0.02; done
+fi
+"$(command -v setpriv)" "\$@"
+echo ended >"$work/late/\$RANK-ended"
+EOF
+    chmod +x "$work/late/setpriv"
+    PATH=$work/late:$PATH scripts/launch.sh -n 2 touch "$work/late/begun" >/dev/null 2>&1
+    for ((i = 0; i < 6000; i++)); do [ ! -e "$work/late/0-ended" ] || break; pause 50; done
+    [ -e "$work/late/0-ended" ] && [ ! -e "$work/late/begun" ]
+    verdict $? "ranks do not begin when launch.sh was killed as it started them"
 else
     echo "SKIPPED ranks whose launch.sh is killed: no setpriv (util-linux)"
 fi
