@@ -406,7 +406,7 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                 read_weights(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights
                 read_as_floats(from, has_weights(tensors.states), state, *kept, stream);
-            } else if (!only_weights && (is_saved || !state.optional)) {
+            } else if (is_saved || (!only_weights && !state.optional)) {
                 read(from, state.name, state.values, *kept);
             }
         }

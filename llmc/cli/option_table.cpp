@@ -321,6 +321,12 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         "--outer-compression", o.local.compression,
         "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 or 2 bits, with "
         "a scale for 256 of them; what rounding leaves out goes along the next time");
+    number("--outer-fragments", o.local.fragments, 1, kMost,
+           "parts of the model that move in turns, each every --local-steps: layers are dealt out to them");
+    number("--outer-delay", o.local.delay, 0, kMost,
+           "steps that weights of the move of --local-steps are on their way, beside which ranks go on");
+    number("--outer-blend", o.local.blend, 0, 0.9999999f,
+           "share of its own weights that a group keeps when those of all arrive");
     choice("--grad-compression", o.grad_compression.how,
            "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, in 8 bits "
            "with a scale for 256 of them, only the largest, or matrices as products of two thin ones; what is left out "

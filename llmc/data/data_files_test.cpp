@@ -48,6 +48,9 @@ TEST_CASE("data files: where nothing matches, the option and its pattern are nam
     CHECK(find_data_files("--train-data", folder / "*.bin").empty());
     write_whole(real_files(), folder / "a.bin", "");
     CHECK(data_files("--train-data", folder / "*.bin").size() == 1);
+    real_files().make_folders(folder / "b.bin");
+    CHECK(complaint("--train-data", folder / "*.bin", ErrorKind::io) ==
+          text("--train-data ", folder.path(), "/*.bin: ", folder.path(), "/b.bin: is a folder, expected a file"));
 }
 
 TEST_CASE("data files: a manifest says which shards of its folder are which, whatever their names") {

@@ -308,6 +308,11 @@ std::vector<std::string> glob_files(const std::string& pattern) {
 
 std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern) {
     std::vector<std::string> paths = glob_files(pattern);
+    for (const std::string& path : paths) {
+        struct stat info {};
+        if (path != pattern && ::stat(path.c_str(), &info) == 0)
+            check_regular(text(flag, " ", pattern, ": ", path), info);
+    }
     if (!paths.empty()) return paths;
     throw Error(ErrorKind::io, text(flag, " ", pattern, ": no file matches this pattern"),
                 "Check the path (quote patterns so that the shell leaves them alone), or prepare the data with the "

@@ -87,7 +87,7 @@ void write_whole(FileSystem& files, const std::string& path, const std::string& 
 // ("run[1]/*.bin").
 std::vector<std::string> glob_files(const std::string& pattern);
 
-// Like glob_files(), for the value of an option: throws Error(io) if nothing matches.
+// Like glob_files(), for the value of an option: throws Error(io) if nothing matches, or a folder or a device does.
 std::vector<std::string> matching_files(const std::string& flag, const std::string& pattern);
 
 // Throws Error(io) for a folder, device or socket, and, if `pipes_too`, for a named pipe: reading it may never end.

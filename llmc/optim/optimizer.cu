@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/optim/delta_blocks.cuh"
 #include "llmc/kernels/optim/update.cuh"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/tensor_blocks.h"
@@ -23,84 +22,20 @@ OptimizerKind rule_of(const ParamInfo& info, const OptimizerOptions& options) {
 bool has_second_moment(OptimizerKind rule) { return rule == OptimizerKind::adamw || rule == OptimizerKind::lamb; }
 bool reads_norms(OptimizerKind rule) { return rule != OptimizerKind::adamw && rule != OptimizerKind::sgd; }
 
-// Returns the blocks of a tensor that each of `replicas` averages: as many for each, so the last ones may be padding.
-std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
-    return (rounded_blocks(elements) + replicas - 1) / replicas;
-}
-
-// Returns the elements of the model that a rank owns of a tensor. They come first; after them what pads the shard and
-// the vocabulary stays 0, as no level of 2 bits would leave it.
-std::int64_t elements_that_travel(const ParamStorage& storage, const TensorLayout& tensor) {
-    const std::vector<OwnedRange> ranges = storage.exported_ranges(tensor, StateKind::optimizer);
-    return ranges.empty() ? 0 : ranges.back().local_begin + ranges.back().length;
-}
-
-// A tensor's part in a compressed move. `share`: blocks that each replica averages.
-struct DeltaTensor {
-    float* weights;
-    const float* begin;
-    float* error;
-    std::int64_t count, share;
-    std::int32_t *blocks, *received;   // words of (R x share) blocks each
-};
-
-// Returns the words of 32 bits of a block of elements.
-std::int64_t words_of_deltas(OuterCompression compression) {
-    return static_cast<std::int64_t>(compression == OuterCompression::int2_ ? words_of_block<Int2Block>()
-                                                                            : words_of_block<Int8Block>());
-}
-
-// Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
-// averages one share of every tensor for all.
-template <class Block>
-void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
-    const int R = outer.size();
-    auto blocks = [](std::int32_t* words) { return reinterpret_cast<Block*>(words); };
-    auto words_of_share = [](const DeltaTensor& t) {
-        return static_cast<std::size_t>(t.share) * words_of_block<Block>();
-    };
-    for (const DeltaTensor& t : tensors) {
-        compress_deltas(blocks(t.blocks), R * t.share, t.error, t.weights, t.begin, t.count, stream);
-    }
-    {
-        const Communicator::Group together(outer);
-        for (const DeltaTensor& t : tensors) outer.all_to_all(t.received, t.blocks, words_of_share(t), stream);
-    }
-    for (const DeltaTensor& t : tensors) {
-        const std::int64_t first = outer.rank() * t.share, before = std::min(first * kRoundedBlock, t.count),
-                           elements = std::min(t.share * kRoundedBlock, t.count - before);
-        average_deltas(blocks(t.blocks) + first, blocks(t.received), t.share, R, t.error + before, elements, stream);
-    }
-    {
-        const Communicator::Group together(outer);
-        for (const DeltaTensor& t : tensors) {
-            const std::size_t words = words_of_share(t);
-            outer.all_gather(t.blocks, t.blocks + static_cast<std::size_t>(outer.rank()) * words, words, stream);
-        }
-    }
-    for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, blocks(t.blocks), t.count, stream);
-}
-
 }   // namespace
 
 struct Optimizer::Tables {
     UpdateTable<floatX> directions, orthogonal;   // Muon's matrices: gradients to directions, and these to weights
-    UpdateTable<floatX> averages, outer;
+    UpdateTable<floatX> averages;
     UpdateTable<floatX> owned, counted_once;   // elements it updates; tensors with norms, each element on one rank
     DeviceBuffer<TensorNorms> norms;           // per block of the table, if a rule reads them
     NormTable squares;
-    DeviceBuffer<std::int32_t> deltas;   // words sent and received, of one unit; empty: moves are not compressed
 };
 
 Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage),
       options_(options),
       all_(groups.all),
-      outer_(groups.outer),
-      zero_(groups.zero),
-      tensor_(groups.tensor),
-      same_heads_(groups.same_heads),
-      tied_(groups.links.tied),
       first_block_(first_blocks(stage.table())),
       tables_(std::make_unique<Tables>()) {
     for (const OptimizerStateSpec& spec : optimizer_states(options, stage.storage().place().mesh)) {
@@ -111,23 +46,15 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
         matrices_ = std::make_unique<MuonMatrices>(stage, options, arena, groups);
     }
     make_tables(arena);
-    if (is_compressed()) {
-        const std::int64_t R = stage.options().replicas;
-        std::map<int, std::int64_t> of_units;   // by slot
-        for (const TensorLayout& tensor : stage.storage().tensors()) {
-            const std::int64_t count = stage.storage().padded_elements(tensor, StateKind::optimizer);
-            of_units[tensor.slot] += 2 * R * delta_blocks_of_one(count, R) * words_of_deltas(options.local.compression);
-        }
-        std::int64_t most = 0;
-        for (const auto& of_unit : of_units) most = std::max(most, of_unit.second);
-        tables_->deltas = arena.allocate<std::int32_t>("local steps/blocks", static_cast<std::size_t>(most));
-    }
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
             state.values.zero(stream());
         } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
             copy_parameters(state.values);
         }
+    }
+    if (options.local.every > 0) {
+        outer_step_ = std::make_unique<OuterStep>(stage, options.local, states_, groups, arena);
     }
 }
 
@@ -137,7 +64,7 @@ Optimizer::~Optimizer() = default;
 void Optimizer::make_tables(Arena& arena) {
     const ParamStorage& storage = stage_.storage();
     const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    std::vector<UpdateRange<floatX>> owned, counted_once, directions, orthogonal, averages, outer;
+    std::vector<UpdateRange<floatX>> owned, counted_once, directions, orthogonal, averages;
     std::vector<NormRange> norm;
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = stage_.table()[place.param];
@@ -164,7 +91,6 @@ void Optimizer::make_tables(Arena& arena) {
         const auto at_owned = [&](const auto& state) { return state.owned(place.param); };
         add(rule == OptimizerKind::muon ? directions : owned, all, at_owned);
         if (options_.ema > 0) add(averages, all, at_owned, "ema");
-        if (options_.local.every > 0) add(outer, all, at_owned, "outer_momentum", "outer_weights");
         if (adapts) add(counted_once, once, [&](const auto& state) { return state.shard(place.param); });
         for (const OwnedRange& range : once) {
             norm.push_back({gradients_.shard(place.param) + range.local_begin, range.length});
@@ -178,10 +104,6 @@ void Optimizer::make_tables(Arena& arena) {
     tables_->directions = make_update_table(arena, "optimizer tables/directions", std::move(directions), stream());
     tables_->orthogonal = make_update_table(arena, "optimizer tables/orthogonal", std::move(orthogonal), stream());
     tables_->averages = make_update_table(arena, "optimizer tables/averages", std::move(averages), stream());
-    for (UpdateRange<floatX>& range : outer) {
-        range.scale = is_compressed() ? 1.0f : 1.0f / static_cast<float>(stage_.options().replicas);
-    }
-    tables_->outer = make_update_table(arena, "optimizer tables/outer", std::move(outer), stream());
     tables_->owned = make_update_table(arena, "optimizer tables/update", std::move(owned), stream());
     tables_->counted_once =
         make_update_table(arena, "optimizer tables/tensor norms", std::move(counted_once), stream(), true);
@@ -287,115 +209,7 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
     update_weights<Average>(tables_->averages, stream());   // takes in the weights after the move
 }
 
-bool Optimizer::is_compressed() const {
-    return outer_ != nullptr && options_.local.every > 0 && options_.local.compression != OuterCompression::none;
-}
-
-// Calls use(tensor, weights, count) for the exact weights of each tensor of which this rank owns a part.
-template <class Use>
-void Optimizer::for_each_owned(const Use& use) {
-    const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    for (const TensorLayout& tensor : stage_.storage().tensors()) {
-        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
-        if (count == 0) continue;
-        if (masters != states_.end()) {
-            use(tensor, masters->values.owned(tensor.param), count);
-        } else {
-            use(tensor, stage_.parameters().owned(tensor.param), count);
-        }
-    }
-}
-
-// Adds up the replicas' exact weights, of which a rank has what it owns; compressed, it takes their mean.
-void Optimizer::sum_weights_of_replicas() {
-    if (outer_ == nullptr) return;
-    if (is_compressed()) {                               // adds in the order of the replicas on every rank
-        std::map<int, std::vector<DeltaTensor>> units;   // by slot; they share the buffer
-        for_each_owned([&]<class T>(const TensorLayout& tensor, T* weights, std::size_t count) {
-            if constexpr (std::is_same_v<T, float>) {
-                std::vector<DeltaTensor>& unit = units[tensor.slot];
-                const std::int64_t R = outer_->size(), share = delta_blocks_of_one(static_cast<std::int64_t>(count), R),
-                                   words = R * words_of_deltas(options_.local.compression);
-                std::int32_t* const blocks =
-                    unit.empty() ? tables_->deltas.data() : unit.back().received + words * unit.back().share;
-                unit.push_back({weights, state("outer_weights").owned(tensor.param),
-                                state("outer_error").owned(tensor.param),
-                                elements_that_travel(stage_.storage(), tensor), share, blocks, blocks + words * share});
-            } else {
-                ENSURE(false, "compressed moves of weights in bf16");
-            }
-        });
-        for (const auto& unit : units) {
-            if (options_.local.compression == OuterCompression::int2_) {
-                average_compressed<Int2Block>(unit.second, *outer_, stream());
-            } else {
-                average_compressed<Int8Block>(unit.second, *outer_, stream());
-            }
-        }
-        share_copied_heads();   // their blocks may have other heads' elements too, which differ between the ranks
-    } else {
-        {
-            const Communicator::Group together(*outer_);
-            for_each_owned([&](const TensorLayout&, auto* weights, std::size_t count) {
-                outer_->all_reduce(weights, count, ReduceOp::sum, stream());
-            });
-        }
-        share_sums();
-    }
-}
-
-// Gives the first holder's sums to ranks that hold copies, whose own groups may have added in different orders.
-void Optimizer::share_sums() {
-    const RankLayout& place = stage_.storage().place();
-    auto share = [&](Communicator* group, auto&& ranges_of) {
-        if (group == nullptr) return;
-        const Communicator::Group together(*group);
-        for_each_owned([&](const TensorLayout& tensor, auto* weights, std::size_t count) {
-            for (const OwnedRange& range : ranges_of(stage_.table()[tensor.param].tensor, count)) {
-                group->broadcast(weights + range.local_begin, static_cast<std::size_t>(range.length), 0, stream());
-            }
-        });
-    };
-    auto whole = [](bool shared, std::size_t count) {
-        return shared ? std::vector{OwnedRange{{}, 0, static_cast<std::int64_t>(count)}} : std::vector<OwnedRange>{};
-    };
-    share(zero_, [&](const TensorSpec&, std::size_t count) {
-        return whole(!is_sharded(StateKind::optimizer, place.zero_stage), count);
-    });
-    share(tensor_, [&](const TensorSpec& tensor, std::size_t count) {
-        return whole(is_whole_on_tp(tensor, place.mesh), count);
-    });
-    share_copied_heads();
-    share(tied_, [&](const TensorSpec& tensor, std::size_t count) { return whole(tensor.tied, count); });
-}
-
-// Gives the ranks that hold copies of heads the first one's weights, and what it has left out of them.
-void Optimizer::share_copied_heads() {
-    if (same_heads_ == nullptr) return;
-    const Communicator::Group together(*same_heads_);
-    auto share = [&](const TensorLayout& tensor, auto* values) {
-        for (const OwnedRange& range : owned_ranges(stage_.table()[tensor.param].tensor, stage_.storage().place(),
-                                                    StateKind::optimizer, Heads::copied)) {
-            same_heads_->broadcast(values + range.local_begin, static_cast<std::size_t>(range.length), 0, stream());
-        }
-    };
-    for_each_owned([&](const TensorLayout& tensor, auto* weights, std::size_t) {
-        share(tensor, weights);
-        if (is_compressed()) share(tensor, state("outer_error").owned(tensor.param));
-    });
-}
-
-bool Optimizer::end_local_steps(int step) {
-    if (options_.local.every == 0 || (step % options_.local.every != 0 && step != last_)) return false;
-    sum_weights_of_replicas();
-    UpdateStep how{};
-    how.learning_rate = options_.local.lr;
-    how.beta1 = options_.local.momentum;
-    how.step = step;
-    set_update_step(tables_->outer, how, stream());
-    update_weights<OuterNesterov>(tables_->outer, stream());
-    return true;
-}
+bool Optimizer::end_local_steps(int step) { return outer_step_ != nullptr && outer_step_->after(step, step == last_); }
 
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh) {
     std::vector<OptimizerStateSpec> states;
@@ -412,6 +226,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
         if (options.local.compression != OuterCompression::none) {
             states.push_back({.name = "outer_error", .optional = true});
         }
+        if (options.local.has_flights()) states.push_back({.name = "outer_flight", .outer = true, .optional = true});
     }
     if (const GradCompressionOptions& how = options.grad_compression; how.how != GradCompression::none) {
         const auto keeps = [mesh, how](const ParamInfo& info) { return is_compressed(info.tensor, mesh, how); };

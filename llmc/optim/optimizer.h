@@ -18,6 +18,7 @@
 
 #include "llmc/model/stage/stage.h"
 #include "llmc/optim/optimizer_state.h"
+#include "llmc/optim/outer_step.h"
 #include "llmc/parallel/training_groups.h"
 
 struct GradNorm;   // llmc/kernels/global_norm.cuh
@@ -42,12 +43,8 @@ public:
     // follows. `norm`: on the device.
     void update(int step, float learning_rate, const GradNorm* norm);
 
-    // Moves the replicas together after the last of LocalSteps::every steps and after the run's last step, whether or
-    // not the step's update was skipped; else does nothing and returns false. Collective over the ranks of `outer`:
-    // for P elements that a rank owns 8P (R - 1) / R bytes, for R replicas, compressed a quarter (each tensor padded to
-    // a multiple of 256 R elements). Sums in fp32 are then sent inside each replica, 4 bytes an element, from the first
-    // of the ranks that hold copies to the others: all at ZeRO stage 0, tensors that tp does not cut, copied heads, and
-    // a tied tensor, from a pipeline's first stage to the last.
+    // Makes the outer step of local steps after step `step` (outer_step.h), whether or not the step's update was
+    // skipped; returns whether weights have changed. Collective over the ranks of `outer`, and inside a replica.
     bool end_local_steps(int step);
 
     // Says that the moments were zero after `step` steps: bias corrections count from there.
@@ -56,6 +53,8 @@ public:
 
     // Says that the run's last step is `step`.
     void ends_after(int step) { last_ = step; }
+
+    OuterStep* outer_step() { return outer_step_.get(); }   // null: no local steps
 
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }
@@ -70,22 +69,17 @@ private:
     void copy_parameters(const ModelState<float>& weights);
     void set_step(int step, float learning_rate, const GradNorm* norm);
     void update_matrices();
-    bool is_compressed() const;
-    template <class Use>
-    void for_each_owned(const Use& use);
-    void sum_weights_of_replicas();
-    void share_sums();
-    void share_copied_heads();
     template <class Rule>
     void sum_norms_of_all();
 
     Stage& stage_;
     OptimizerOptions options_;
-    Communicator *all_, *outer_, *zero_, *tensor_, *same_heads_, *tied_;   // or null
-    std::vector<OptimizerState> states_;                                   // their contents are undefined
+    Communicator* all_;                    // or null
+    std::vector<OptimizerState> states_;   // their contents are undefined
     StateBuffers gradients_;
     int began_ = 0, last_ = 0;                 // last_ 0: not known
     std::vector<int> first_block_;             // each parameter's first block
     std::unique_ptr<MuonMatrices> matrices_;   // null: no rule is Muon's
     std::unique_ptr<Tables> tables_;
+    std::unique_ptr<OuterStep> outer_step_;   // null: no local steps
 };

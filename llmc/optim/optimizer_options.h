@@ -18,11 +18,17 @@ enum class OuterCompression : std::uint8_t { none, int8, int2_ };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
 // 1): replicas update their own weights, and every so many steps, and after the run's last one, move together, by
-// Nesterov's rule (llmc/kernels/optim/rules.cuh), from where they were together before, towards their average.
+// Nesterov's rule (llmc/kernels/optim/rules.cuh), from where they were together before, towards their average. The
+// model may move in fragments, each in its turn, which arrive some steps after they left (llmc/optim/outer_step.h).
 struct LocalSteps {
     int every = 0;   // steps; 0: replicas sum their gradients in every step
     float lr = 0.7f, momentum = 0.9f;
     OuterCompression compression = OuterCompression::none;
+    int fragments = 1;
+    int delay = 0;     // steps on the way; fewer than `every`
+    float blend = 0;   // the share of a replica's own weights in those that it goes on from
+
+    bool has_flights() const { return delay > 0 || blend > 0; }
 };
 
 struct OptimizerOptions {

@@ -80,6 +80,9 @@ void check_without_local_steps(const Options& o) {
     check("--outer-momentum", number(o.local.momentum), number(by_default.momentum));
     check("--outer-compression", std::string(name_of(o.local.compression)),
           std::string(name_of(by_default.compression)));
+    check("--outer-fragments", text(o.local.fragments), text(by_default.fragments));
+    check("--outer-delay", text(o.local.delay), text(by_default.delay));
+    check("--outer-blend", number(o.local.blend), number(by_default.blend));
 }
 
 // Checks what replicas of local steps are.
@@ -94,6 +97,10 @@ void check_local_steps(const Options& o) {
               "Experts are shared within a group that takes steps together: give --ep 1.");
     refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
               "The groups' weights are averaged in fp32: leave --master-weights out.");
+    refuse_if(o.local.fragments > o.local.every, text(given, " --outer-fragments ", o.local.fragments),
+              "One fragment moves after a step: give at most as many as there are local steps.");
+    refuse_if(o.local.delay >= o.local.every, text(given, " --outer-delay ", o.local.delay),
+              "Weights arrive before they leave again: give fewer steps than --local-steps.");
 }
 
 // Refuses what needs gradients in the step that made them.
@@ -177,13 +184,17 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
-// Checks how experts are chosen and dealt out.
+// Checks how experts are chosen and dealt out, and what of the model moves in turns.
 void check_experts(const Options& o, const ModelConfig& config) {
     refuse_if(o.force_balance && config.experts == 0, "--force-balance 1: the model has no experts",
               "Give --experts, or leave --force-balance out.");
     refuse_if(o.capacity_factor > 0 && config.experts == 0,
               text("--capacity-factor ", o.capacity_factor, ": the model has no experts"),
               "Give --experts, or leave --capacity-factor out.");
+    refuse_if(o.local.fragments > config.layers + 2,
+              text("--outer-fragments ", o.local.fragments, ": the model has ", config.layers,
+                   " layers, an embedding and a head"),
+              text("Give at most ", config.layers + 2, "."));
     refuse_if(o.local.every > 0 && config.experts > 0,
               text("--local-steps ", o.local.every, ": the model has experts, whose load all ranks count together"),
               "Leave --experts out, or --local-steps.");

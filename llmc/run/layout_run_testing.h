@@ -58,7 +58,9 @@ struct Layout {
             cp > 1 ? text(", cp ", cp, ", ulysses ", ulysses) : "",
             local.every > 0
                 ? text(", ", local.every, " local steps of ", replica_ranks, " ranks",
-                       local.compression != OuterCompression::none ? text(" in ", name_of(local.compression)) : "")
+                       local.compression != OuterCompression::none ? text(" in ", name_of(local.compression)) : "",
+                       local.fragments > 1 ? text(", ", local.fragments, " fragments") : "",
+                       local.has_flights() ? text(", ", local.delay, " steps late, blend ", local.blend) : "")
                 : "",
             staleness > 0 ? ", late" : "",
             compression != GradCompression::none ? text(", gradients in ", name_of(compression)) : "", ", recompute ",

@@ -211,6 +211,16 @@ TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits, likewise") {
     }
 }
 
+// Step 2, after which runs are cut, has one fragment on its way.
+TEST_CASE("layouts: local steps whose fragments travel beside the steps, likewise") {
+    const LocalSteps local{.every = 3, .fragments = 2, .delay = 2, .blend = 0.25f};
+    std::vector<Layout> layouts = replicas_with(local);
+    for (Layout& layout : layouts) layout.clips = true;
+    compare_runs(layouts);
+    for (Layout& layout : layouts) layout.local.compression = OuterCompression::int8;
+    compare_runs({layouts[1] /* copies at stage 0 */, layouts[4], layouts[5] /* tp */, layouts[6] /* tied ends */});
+}
+
 TEST_CASE("layouts: Muon in replicas of one rank and of several whose moves travel in 2 bits, likewise") {
     const std::vector<Layout> layouts = replicas_with({.every = 3, .compression = OuterCompression::int2_});
     compare_runs({layouts[0], layouts[2] /* two ranks, stage 1 */, layouts[5] /* tp */}, OptimizerKind::muon);

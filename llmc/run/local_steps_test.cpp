@@ -273,8 +273,10 @@ TEST_CASE(
         for (int step = 1; step <= 3; step++) own.train(step);
         save(me, own, apart, 3);
         Trainee other(local_steps(2), me.arena, me.stream, &me.world);
-        for (int step = 1; step <= 2; step++) other.train(step);
-        me.require(!all_zero(other.values("outer_momentum")), "nothing to overwrite");
+        for (int step = 11; step <= 12; step++) other.train(step);
+        me.require(!all_zero(other.values("outer_momentum")) &&
+                       other.values("outer_weights") != own.values("outer_weights"),
+                   "nothing to overwrite");
         load(other, apart, 3, true);   // --reset-optimizer
         me.require(other.values() == own.values() && other.values("outer_weights") == own.values("outer_weights"),
                    "other weights");

@@ -100,6 +100,10 @@ void asked(Table& table, const Options& o, const RunFacts& facts) {
         table.row("local steps", text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1,
                                       " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
                                       ", compression ", name_of(o.local.compression)));
+        if (o.local.fragments > 1 || o.local.has_flights()) {
+            table.row("moves", text(o.local.fragments, " fragments in turns, ", o.local.delay,
+                                    " steps on their way, own weights count ", real(o.local.blend)));
+        }
     }
     if (o.grad_compression.how != GradCompression::none) {
         table.row("gradients travel in", travelling(o, facts));

@@ -67,6 +67,11 @@ std::string run_json(const RunState& s) {
     if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // absent means AdamW
     if (s.moments_began > 0) json.add("moments_began", s.moments_began);
     if (s.compressed_from > 0) json.add("compressed_from", s.compressed_from);
+    if (std::ranges::any_of(s.outer_left, [](int step) { return step > 0; })) {
+        Json left = Json::array();
+        for (const int step : s.outer_left) left.append(step);
+        json.add("outer_left", std::move(left));
+    }
     return to_text(json, 2) + "\n";
 }
 
@@ -125,6 +130,11 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
             s.moments_began = int_from(*began, json.at("step").as_whole(INT_MAX));
         if (const Json* from = json.find("compressed_from"))
             s.compressed_from = int_from(*from, json.at("step").as_whole(INT_MAX));
+        if (const Json* left = json.find("outer_left")) {
+            for (const Json& step : left->elements()) {
+                s.outer_left.push_back(int_from(step, json.at("step").as_whole(INT_MAX)));
+            }
+        }
         const Json* best = json.find("best_val_loss");
         if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
         return s;
@@ -221,7 +231,7 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
                          ", or begin with new moments: --reset-optimizer 1."));
     }
     read_tensors(files, path, tensors, stream, reset_moments);
-    if (reset_moments) state.moments_began = state.step;
+    if (reset_moments) state.moments_began = state.step, state.outer_left.clear();
     state.router_bias = read_router_bias(files, path, own);
     return state;
 }

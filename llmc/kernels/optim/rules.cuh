@@ -19,6 +19,10 @@
 // of the replicas' weights, scale 1 / their number, v the weights that they started from
 //          d = v - scale w                      m = beta1 m + d
 //          w = v - lr (d + beta1 m)             v = w
+// Streaming (Douillard et al., "Streaming DiLoCo", 2025, algorithm 2): x is the mean of the weights that the replicas
+// had when they sent them, beta2 the share of its own that a replica keeps
+//          d = v - x                            m = beta1 m + d
+//          v = v - lr (d + beta1 m)             w = v + beta2 (w - v)
 //
 // The average of the weights (EMA): m = m + (1 - d) (w - m), d = min(beta1, (1 + t) / (10 + t)), so that it forgets the
 // first weights soon (as TensorFlow's ExponentialMovingAverage does with num_updates).
@@ -130,6 +134,25 @@ struct OuterNesterov {
         m = fmaf(f.beta1, m, d);
         w = fmaf(-f.learning_rate, fmaf(f.beta1, m, d), v);
         v = w;
+    }
+};
+
+struct OuterDeparture {   // m: what is sent
+    static constexpr unsigned reads = reads_w, writes = reads_m;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float& w, float& m, float&, float, float, float scale, const UpdateFactors&) {
+        m = scale * w;
+    }
+};
+
+struct OuterArrival {
+    static constexpr unsigned reads = reads_w | reads_m | reads_v | is_direction, writes = reads_w | reads_m | reads_v;
+    static constexpr bool has_ratio = false;
+    __device__ static void update(float& w, float& m, float& v, float x, float, float, const UpdateFactors& f) {
+        const float d = v - x;
+        m = fmaf(f.beta1, m, d);
+        v = fmaf(-f.learning_rate, fmaf(f.beta1, m, d), v);
+        w = fmaf(f.beta2, w - v, v);
     }
 };
 

@@ -37,6 +37,12 @@ void Trainer::restore(const RunState& state) {
     best_val_loss_ = state.best_val_loss;
     if (state.compressed_from > 0) uncompressed_steps_ = state.compressed_from - 1;   // no longer, if steps were added
     parts_.step.optimizer().begins_after(state.moments_began);
+    OuterStep* const outer = parts_.step.optimizer().outer_step();
+    const bool dropped = outer != nullptr ? !outer->restore(state.outer_left) : !state.outer_left.empty();
+    if (dropped)
+        parts_.log.line("%s",
+                        "local steps: what was on its way between the groups is left out; it goes along "
+                        "when weights move the next time");
     parts_.step.stage().router_bias().set(state.router_bias);
 }
 
@@ -202,6 +208,7 @@ RunState Trainer::state_now(StepPhase next) const {
     state.moments_began = parts_.step.optimizer().began();
     const bool compresses = options_.grad_compression.how != GradCompression::none && step_ > uncompressed_steps_;
     state.compressed_from = compresses ? uncompressed_steps_ + 1 : 0;
+    if (OuterStep* outer = parts_.step.optimizer().outer_step()) state.outer_left = outer->left();
     state.router_bias = parts_.step.stage().router_bias().values();
     return state;
 }
