@@ -319,8 +319,12 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
     choice(
         "--outer-compression", o.local.compression,
-        "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 or 2 bits, with "
-        "a scale for 256 of them; what rounding leaves out goes along the next time");
+        "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 or 2 bits with "
+        "a scale for 256 of them, or only of those that went furthest; what is left out goes along the next time");
+    number(
+        "--outer-topk", o.local.topk, 1.0f / 1024, 1,
+        "fraction of each 1,024 weights of which --outer-compression topk sends how far they went, 8 bytes for each; "
+        "what is left out shrinks by --outer-momentum from move to move, and stands for the momentum");
     number("--outer-fragments", o.local.fragments, 1, kMost,
            "parts of the model that move in turns, each every --local-steps: layers are dealt out to them");
     number("--outer-delay", o.local.delay, 0, kMost,

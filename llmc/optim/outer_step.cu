@@ -5,67 +5,15 @@
 #include <type_traits>
 #include <utility>
 
-#include "llmc/kernels/optim/delta_blocks.cuh"
 #include "llmc/kernels/optim/update.cuh"
 
 namespace {
-
-// Returns the blocks of a tensor that each of `replicas` averages: as many for each, so the last ones may be padding.
-std::int64_t delta_blocks_of_one(std::int64_t elements, std::int64_t replicas) {
-    return (rounded_blocks(elements) + replicas - 1) / replicas;
-}
 
 // Returns the elements of the model that a rank owns of a tensor. They come first; after them what pads the shard and
 // the vocabulary stays 0, as no level of 2 bits would leave it.
 std::int64_t elements_that_travel(const ParamStorage& storage, const TensorLayout& tensor) {
     const std::vector<OwnedRange> ranges = storage.exported_ranges(tensor, StateKind::optimizer);
     return ranges.empty() ? 0 : ranges.back().local_begin + ranges.back().length;
-}
-
-// A tensor's part in a compressed move. `share`: blocks that each replica averages.
-struct DeltaTensor {
-    float* weights;
-    const float* begin;
-    float* error;
-    std::int64_t count, share;
-    std::int32_t *blocks, *received;   // words of (R x share) blocks each
-};
-
-// Returns the words of 32 bits of a block of elements.
-std::int64_t words_of_deltas(OuterCompression compression) {
-    return static_cast<std::int64_t>(compression == OuterCompression::int2_ ? words_of_block<Int2Block>()
-                                                                            : words_of_block<Int8Block>());
-}
-
-// Replaces weights that this rank owns by the mean of the replicas', of which compressed blocks travel: each replica
-// averages one share of every tensor for all.
-template <class Block>
-void average_compressed(const std::vector<DeltaTensor>& tensors, Communicator& outer, cudaStream_t stream) {
-    const int R = outer.size();
-    auto blocks = [](std::int32_t* words) { return reinterpret_cast<Block*>(words); };
-    auto words_of_share = [](const DeltaTensor& t) {
-        return static_cast<std::size_t>(t.share) * words_of_block<Block>();
-    };
-    for (const DeltaTensor& t : tensors) {
-        compress_deltas(blocks(t.blocks), R * t.share, t.error, t.weights, t.begin, t.count, stream);
-    }
-    {
-        const Communicator::Group together(outer);
-        for (const DeltaTensor& t : tensors) outer.all_to_all(t.received, t.blocks, words_of_share(t), stream);
-    }
-    for (const DeltaTensor& t : tensors) {
-        const std::int64_t first = outer.rank() * t.share, before = std::min(first * kRoundedBlock, t.count),
-                           elements = std::min(t.share * kRoundedBlock, t.count - before);
-        average_deltas(blocks(t.blocks) + first, blocks(t.received), t.share, R, t.error + before, elements, stream);
-    }
-    {
-        const Communicator::Group together(outer);
-        for (const DeltaTensor& t : tensors) {
-            const std::size_t words = words_of_share(t);
-            outer.all_gather(t.blocks, t.blocks + static_cast<std::size_t>(outer.rank()) * words, words, stream);
-        }
-    }
-    for (const DeltaTensor& t : tensors) apply_deltas(t.weights, t.begin, blocks(t.blocks), t.count, stream);
 }
 
 }   // namespace
@@ -102,15 +50,13 @@ OuterStep::OuterStep(Stage& stage, const LocalSteps& local, const std::vector<Op
     }
     make_tables(arena);
     if (!is_compressed()) return;
-    const std::int64_t R = stage.options().replicas;
-    std::map<int, std::int64_t> of_units;   // by slot
+    std::map<int, std::vector<std::int64_t>> units;   // by slot: a move is one unit after the other
     for (const TensorLayout& tensor : stage.storage().tensors()) {
-        const std::int64_t count = stage.storage().padded_elements(tensor, StateKind::optimizer);
-        of_units[tensor.slot] += 2 * R * delta_blocks_of_one(count, R) * words_of_deltas(local.compression);
+        units[tensor.slot].push_back(stage.storage().padded_elements(tensor, StateKind::optimizer));
     }
-    std::int64_t most = 0;
-    for (const auto& of_unit : of_units) most = std::max(most, of_unit.second);
-    deltas_ = arena.allocate<std::int32_t>("local steps/blocks", static_cast<std::size_t>(most));
+    std::vector<std::vector<std::int64_t>> elements;
+    for (const auto& unit : units) elements.push_back(unit.second);
+    compressed_ = std::make_unique<CompressedAverage>(local, stage.options().replicas, elements, arena);
 }
 
 OuterStep::~OuterStep() = default;
@@ -236,8 +182,10 @@ bool OuterStep::restore(const std::vector<int>& left) {
 
 void OuterStep::move(int fragment, int step, float blend) {
     UpdateTable<floatX>& arrival = fragments_[static_cast<std::size_t>(fragment)].arrival;
+    // what topk has left out stands for it
+    const float momentum = local_.compression == OuterCompression::topk ? 0.0f : local_.momentum;
     set_update_step(arrival,
-                    {.learning_rate = local_.lr, .beta1 = local_.momentum, .beta2 = blend, .epsilon = 0, .step = step},
+                    {.learning_rate = local_.lr, .beta1 = momentum, .beta2 = blend, .epsilon = 0, .step = step},
                     stage_.stream());
     if (flights_) {
         update_weights<OuterArrival>(arrival, stage_.stream());
@@ -249,37 +197,26 @@ void OuterStep::move(int fragment, int step, float blend) {
 // Adds up over the replicas what a rank sends of a fragment; compressed, it takes their mean.
 void OuterStep::average(int fragment, cudaStream_t stream) {
     if (outer_ == nullptr) return;
-    if (is_compressed()) return average_blocks(fragment, stream);
+    if (is_compressed()) return average_compressed(fragment, stream);
     const Communicator::Group together(*outer_);
     for_each_owned(fragment, [&](const TensorLayout&, auto* values, std::size_t count) {
         outer_->all_reduce(values, count, ReduceOp::sum, stream);
     });
 }
 
-// Adds in the order of the replicas on every rank.
-void OuterStep::average_blocks(int fragment, cudaStream_t stream) {
-    std::map<int, std::vector<DeltaTensor>> units;   // by slot; they share the buffer
+// Averages one unit after the other: they share a buffer.
+void OuterStep::average_compressed(int fragment, cudaStream_t stream) {
+    std::map<int, std::vector<AveragedTensor>> units;   // by slot
     for_each_owned(fragment, [&]<class T>(const TensorLayout& tensor, T* values, std::size_t count) {
         if constexpr (std::is_same_v<T, float>) {
-            std::vector<DeltaTensor>& unit = units[tensor.slot];
-            const std::int64_t R = outer_->size(), share = delta_blocks_of_one(static_cast<std::int64_t>(count), R),
-                               words = R * words_of_deltas(local_.compression);
-            std::int32_t* const blocks =
-                unit.empty() ? deltas_.data() : unit.back().received + words * unit.back().share;
-            unit.push_back({values, state("outer_weights").owned(tensor.param),
-                            state("outer_error").owned(tensor.param), elements_that_travel(stage_.storage(), tensor),
-                            share, blocks, blocks + words * share});
+            units[tensor.slot].push_back(
+                {values, state("outer_weights").owned(tensor.param), state("outer_error").owned(tensor.param),
+                 elements_that_travel(stage_.storage(), tensor), static_cast<std::int64_t>(count)});
         } else {
             ENSURE(false, "compressed moves of weights in bf16");
         }
     });
-    for (const auto& unit : units) {
-        if (local_.compression == OuterCompression::int2_) {
-            average_compressed<Int2Block>(unit.second, *outer_, stream);
-        } else {
-            average_compressed<Int8Block>(unit.second, *outer_, stream);
-        }
-    }
+    for (const auto& unit : units) compressed_->average(unit.second, *outer_, stream);
 }
 
 // Gives the first holder's sums to ranks that hold copies, whose own groups may have added in different orders. Blocks

@@ -10,8 +10,8 @@
 // Without delay and blend weights are summed in place, on the stage's stream. Else the weights that leave are copied to
 // the state "outer_flight", which becomes the replicas' mean on a stream of its own, beside the steps.
 //
-// For P elements that a rank owns, fragments send 8P (R - 1) / R bytes in H steps between R replicas, compressed a
-// quarter (each tensor padded to a multiple of 256 R elements). Sums in fp32 are then sent inside each replica, 4 bytes
+// For P elements that a rank owns, fragments send 8P (R - 1) / R bytes in H steps between R replicas, compressed fewer
+// (compressed_average.h). Sums in fp32 are then sent inside each replica, 4 bytes
 // an element, from the first of the ranks that hold copies to the others: all at ZeRO stage 0, tensors that tp does not
 // cut, copied heads, and a tied tensor, from a pipeline's first stage to the last.
 #pragma once
@@ -22,6 +22,7 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/model/stage/stage.h"
+#include "llmc/optim/compressed_average.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/training_groups.h"
 
@@ -57,7 +58,7 @@ private:
     template <class Use>
     void for_each_owned(int fragment, const Use& use);
     void average(int fragment, cudaStream_t stream);
-    void average_blocks(int fragment, cudaStream_t stream);
+    void average_compressed(int fragment, cudaStream_t stream);
     void share(int fragment);
     void share_copied_heads(int fragment);
     void send(int fragment);
@@ -71,6 +72,6 @@ private:
     Communicator *outer_, *zero_, *tensor_, *same_heads_, *tied_;   // or null
     std::vector<Fragment> fragments_;
     std::vector<int> left_;
-    std::unique_ptr<Flights> flights_;    // null: weights are summed in place
-    DeviceBuffer<std::int32_t> deltas_;   // words sent and received, of one unit; empty: moves are not compressed
+    std::unique_ptr<Flights> flights_;                // null: weights are summed in place
+    std::unique_ptr<CompressedAverage> compressed_;   // null: moves are not compressed
 };

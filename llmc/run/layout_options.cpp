@@ -87,6 +87,10 @@ void check_without_local_steps(const Options& o) {
 
 // Checks what replicas of local steps are.
 void check_local_steps(const Options& o) {
+    refuse_if(
+        o.local.compression != OuterCompression::topk && o.local.topk != LocalSteps{}.topk,
+        text("--outer-topk ", formatted("%g", static_cast<double>(o.local.topk)), " without --outer-compression topk"),
+        text("Give --outer-compression topk, or leave --outer-topk out."));
     if (o.local.every == 0) return check_without_local_steps(o);
     const std::string given = text("--local-steps ", o.local.every);
     refuse_if(o.zero_group == 0, given + " without --zero-group",

@@ -89,7 +89,8 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
     for (std::size_t i = 0; i < layouts.size(); i++)
         layouts[i].local = {.every = 2}, layouts[i].replica_ranks = ranks[i];
     layouts.back().llama = true;   // one head of keys and values, which both tp ranks hold
-    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
+    for (const OuterCompression compression :
+         {OuterCompression::int8, OuterCompression::int2_, OuterCompression::topk}) {
         Layout compressed = layouts[6];
         compressed.local.compression = compression;
         layouts.push_back(compressed);
@@ -202,8 +203,9 @@ TEST_CASE("layouts: local steps cut between two moves and resumed to the bit") {
 }
 
 // Copies must come to the same bits by themselves: after such a move only copied heads are shared inside a replica.
-TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits, likewise") {
-    for (const OuterCompression compression : {OuterCompression::int8, OuterCompression::int2_}) {
+TEST_CASE("layouts: local steps whose moves travel in 8 or 2 bits or the largest alone, likewise") {
+    for (const OuterCompression compression :
+         {OuterCompression::int8, OuterCompression::int2_, OuterCompression::topk}) {
         std::vector<Layout> layouts = replicas_with({.every = 3, .compression = compression});
         for (Layout& layout : layouts) layout.clips = true;
         compare_runs({layouts[1] /* copies at stage 0 */, layouts[3], layouts[4], layouts[5] /* tp */,

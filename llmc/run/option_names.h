@@ -49,8 +49,10 @@ struct EnumNames<MuonScale> {
 
 template <>
 struct EnumNames<OuterCompression> {
-    static constexpr EnumName<OuterCompression> list[]{
-        {"none", OuterCompression::none}, {"int8", OuterCompression::int8}, {"int2", OuterCompression::int2_}};
+    static constexpr EnumName<OuterCompression> list[]{{"none", OuterCompression::none},
+                                                       {"int8", OuterCompression::int8},
+                                                       {"int2", OuterCompression::int2_},
+                                                       {"topk", OuterCompression::topk}};
 };
 
 template <>

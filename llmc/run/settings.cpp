@@ -97,9 +97,11 @@ void asked(Table& table, const Options& o, const RunFacts& facts) {
                             : groups ? text(o.zero, ", ", zero_ranks / o.zero_group, " groups of ", o.zero_group)
                                      : text(o.zero));
     if (o.local.every > 0) {
-        table.row("local steps", text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1,
-                                      " groups, outer rate ", real(o.local.lr), ", momentum ", real(o.local.momentum),
-                                      ", compression ", name_of(o.local.compression)));
+        table.row("local steps",
+                  text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1, " groups, outer rate ",
+                       real(o.local.lr), ", momentum ", real(o.local.momentum), ", compression ",
+                       name_of(o.local.compression),
+                       o.local.compression == OuterCompression::topk ? text(" of ", 100 * o.local.topk, "%") : ""));
         if (o.local.fragments > 1 || o.local.has_flights()) {
             table.row("moves", text(o.local.fragments, " fragments in turns, ", o.local.delay,
                                     " steps on their way, own weights count ", real(o.local.blend)));

@@ -20,9 +20,17 @@
 inline void pick_largest(TopkEntry* entries, const TopkChunks& how, float* error, const float* gradient,
                          cudaStream_t stream);
 
+// Likewise of begin - weights + momentum error: how far weights went, and what was left out of that before.
+inline void pick_largest_ways(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
+                              const float* begin, float momentum, cudaStream_t stream);
+
 // Writes to sum, (shard), the sum of one shard's entries of all ranks, in their order, where rank r's begin at
 // r * stride.
 inline void add_entries(float* sum, const TopkEntry* received, int ranks, const TopkChunks& how, cudaStream_t stream);
+
+// Writes begin - the mean of the entries of all ranks to weights, likewise.
+inline void go_mean_way(float* weights, const float* begin, const TopkEntry* received, int ranks, const TopkChunks& how,
+                        cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -42,16 +50,39 @@ struct TopkChunk {
     }
 };
 
-template <int kThreads>
+// Return what entries are picked of.
+struct GradientAndError {
+    const float *gradient, *error;
+    __device__ float operator()(std::int64_t i) const { return gradient[i] + error[i]; }
+};
+struct WayAndError {
+    const float *weights, *begin, *error;
+    float momentum;
+    __device__ float operator()(std::int64_t i) const { return fmaf(momentum, error[i], begin[i] - weights[i]); }
+};
+
+// Write what entries add up to.
+struct StoreSum {
+    float* sum;
+    __device__ void operator()(std::int64_t i, float value) const { sum[i] = value; }
+};
+struct StoreWeights {
+    float* weights;
+    const float* begin;
+    float share;   // 1 / ranks
+    __device__ void operator()(std::int64_t i, float sum) const { weights[i] = fmaf(-share, sum, begin[i]); }
+};
+
+template <int kThreads, class Value>
 __global__ void __launch_bounds__(kThreads)
-    pick_largest_kernel(TopkEntry* all_entries, TopkChunks how, float* error, const float* gradient) {
+    pick_largest_kernel(TopkEntry* all_entries, TopkChunks how, float* error, Value value) {
     __shared__ float values[kTopkChunk];
     __shared__ std::uint32_t magnitudes[kTopkChunk];
     __shared__ int larger[kThreads], equal[kThreads];   // than the threshold, of each thread
     const TopkChunk here(how);
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     for (int i = thread; i < here.elements; i += threads) {
-        values[i] = gradient[here.first + i] + error[here.first + i];
+        values[i] = value(here.first + i);
         magnitudes[i] = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu;
     }
     __syncthreads();
@@ -85,9 +116,9 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-template <int kThreads>
+template <int kThreads, class Store>
 __global__ void __launch_bounds__(kThreads)
-    add_entries_kernel(float* sum, const TopkEntry* received, int ranks, TopkChunks how) {
+    add_entries_kernel(Store store, const TopkEntry* received, int ranks, TopkChunks how) {
     __shared__ float sums[kTopkChunk];
     const TopkChunk here(how);
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -98,23 +129,56 @@ __global__ void __launch_bounds__(kThreads)
         for (int e = thread; e < here.entries; e += threads) sums[entries[e].index] += entries[e].value;
     }
     __syncthreads();
-    for (int i = thread; i < here.elements; i += threads) sum[here.first + i] = sums[i];
+    for (int i = thread; i < here.elements; i += threads) store(here.first + i, sums[i]);
+}
+
+// Returns the launch that picks the entries, without what the values are read from.
+inline Launch picking(const TopkEntry* entries, const TopkChunks& how, const float* error, cudaStream_t stream) {
+    const std::int64_t bytes = how.shards * how.shard * static_cast<std::int64_t>(sizeof(float));
+    Launch where{dim3(static_cast<unsigned>(how.shards * how.chunks)), loop_threads(kTopkThreads), 0, stream};
+    where.reads(error, bytes).writes(error, bytes);
+    where.writes(entries, ((how.shards - 1) * how.stride + how.of_shard()) * sizeof(TopkEntry));
+    return where;
+}
+
+// Returns the launch that adds them up, without what it writes.
+inline Launch adding(const TopkEntry* received, int ranks, const TopkChunks& how, cudaStream_t stream) {
+    Launch where{dim3(static_cast<unsigned>(how.chunks)), loop_threads(kTopkThreads), 0, stream};
+    where.reads(received, ((ranks - 1) * how.stride + how.of_shard()) * sizeof(TopkEntry));
+    return where;
 }
 
 inline void pick_largest(TopkEntry* entries, const TopkChunks& how, float* error, const float* gradient,
                          cudaStream_t stream) {
     if (how.shard == 0) return;
+    Launch where = picking(entries, how, error, stream);
+    where.reads(gradient, how.shards * how.shard * sizeof(float));
+    launch(pick_largest_kernel<kTopkThreads, GradientAndError>, where, entries, how, error,
+           GradientAndError{gradient, error});
+}
+
+inline void pick_largest_ways(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
+                              const float* begin, float momentum, cudaStream_t stream) {
+    if (how.shard == 0) return;
+    Launch where = picking(entries, how, error, stream);
     const std::int64_t bytes = how.shards * how.shard * static_cast<std::int64_t>(sizeof(float));
-    Launch where{dim3(static_cast<unsigned>(how.shards * how.chunks)), loop_threads(kTopkThreads), 0, stream};
-    where.reads(gradient, bytes).reads(error, bytes).writes(error, bytes);
-    where.writes(entries, ((how.shards - 1) * how.stride + how.of_shard()) * sizeof(TopkEntry));
-    launch(pick_largest_kernel<kTopkThreads>, where, entries, how, error, gradient);
+    where.reads(weights, bytes).reads(begin, bytes);
+    launch(pick_largest_kernel<kTopkThreads, WayAndError>, where, entries, how, error,
+           WayAndError{weights, begin, error, momentum});
 }
 
 inline void add_entries(float* sum, const TopkEntry* received, int ranks, const TopkChunks& how, cudaStream_t stream) {
     if (how.shard == 0) return;
-    Launch where{dim3(static_cast<unsigned>(how.chunks)), loop_threads(kTopkThreads), 0, stream};
-    where.reads(received, ((ranks - 1) * how.stride + how.of_shard()) * sizeof(TopkEntry));
+    Launch where = adding(received, ranks, how, stream);
     where.writes(sum, how.shard * sizeof(float));
-    launch(add_entries_kernel<kTopkThreads>, where, sum, received, ranks, how);
+    launch(add_entries_kernel<kTopkThreads, StoreSum>, where, StoreSum{sum}, received, ranks, how);
+}
+
+inline void go_mean_way(float* weights, const float* begin, const TopkEntry* received, int ranks, const TopkChunks& how,
+                        cudaStream_t stream) {
+    if (how.shard == 0) return;
+    Launch where = adding(received, ranks, how, stream);
+    where.reads(begin, how.shard * sizeof(float)).writes(weights, how.shard * sizeof(float));
+    launch(add_entries_kernel<kTopkThreads, StoreWeights>, where,
+           StoreWeights{weights, begin, 1.0f / static_cast<float>(ranks)}, received, ranks, how);
 }
