@@ -50,6 +50,10 @@ public:
     // a tied tensor, from a pipeline's first stage to the last.
     bool end_local_steps(int step);
 
+    // Makes the matmuls of an update, if it has any, on values that mean nothing, so that their algorithms are tried.
+    // Changes neither weights nor moments; not collective.
+    void try_matmuls();
+
     // Says that the moments were zero after `step` steps: bias corrections count from there.
     void begins_after(int step) { began_ = step; }
     int began() const { return began_; }
