@@ -382,6 +382,11 @@ std::vector<std::string> layout_warnings(const Options& o, const std::vector<std
     std::vector<std::string> warnings;
     const std::string topk = too_much_of_topk(o);
     if (!topk.empty()) warnings.push_back(topk);
+    const int copies = o.local.every > 0 ? std::max(1, o.zero_group) : o.data_ranks() * o.cp;
+    if (o.optimizer == OptimizerKind::muon && o.zero == 0 && copies > 1) {
+        warnings.push_back(text("--optimizer muon --zero 0: each of ", copies,
+                                " ranks makes the same matrices orthogonal: --zero 1 deals them out"));
+    }
     const int m = o.micro_steps();
     if (m < o.pp) {
         warnings.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,
