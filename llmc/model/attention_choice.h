@@ -10,6 +10,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -21,13 +22,22 @@
 struct AttentionUse {
     bool fp32_results = false;   // outputs and gradients are fp32
     bool backward = true;        // false: no memory for backward
+    // Shapes of other calls, which the same memory must suffice for: those of --seq-len-schedule.
+    std::vector<AttentionShape> other_shapes = {};
 };
+
+// Returns the size, in floats, of a workspace that suffices for sm90_attention_backward of `shape` and of the others.
+inline std::size_t sm90_attention_workspace(const AttentionShape& shape, const AttentionUse& use) {
+    std::size_t most = sm90_attention_workspace(shape);
+    for (const AttentionShape& other : use.other_shapes) most = std::max(most, sm90_attention_workspace(other));
+    return most;
+}
 
 template <class T>
 class AttentionChoice {
 public:
     AttentionChoice(AttentionKind kind, const AttentionShape& shape, Arena& arena, AttentionUse use = {})
-        : arena_(arena), use_(use) {
+        : arena_(arena), use_(std::move(use)) {
         if (kind != AttentionKind::auto_) {
             take(kind, shape);
         } else {
@@ -38,10 +48,14 @@ public:
 
     AttentionKind chosen() const { return library_ ? AttentionKind::library : own_; }
 
-    // Returns why the library cannot serve; empty if it can.
+    // Returns why the library cannot serve calls of `shape` and of the other shapes; empty if it can.
     std::string refusal(const AttentionShape& shape) const {
-        return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
+        std::string why = refusal_of(shape);
+        for (std::size_t i = 0; why.empty() && i < use_.other_shapes.size(); i++)
+            why = refusal_of(use_.other_shapes[i]);
+        return why;
     }
+    const std::vector<AttentionShape>& other_shapes() const { return use_.other_shapes; }
 
     // True if speed must still decide: `auto_` before take().
     bool open() const { return open_; }
@@ -62,7 +76,7 @@ public:
         if (kind == AttentionKind::own_sm90) {
             require_sm90();
             if (use_.backward)
-                workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape));
+                workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape, use_));
         }
         if (kind != AttentionKind::library) {
             own_ = kind;
@@ -103,6 +117,9 @@ public:
     }
 
 private:
+    std::string refusal_of(const AttentionShape& shape) const {
+        return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
+    }
     static std::string sm90_refusal() {
         return std::is_same_v<T, bf16> ? sm90_attention_refusal() : "it is for bf16 (PRECISION=bf16)";
     }

@@ -79,6 +79,19 @@ TEST_CASE("attention choice: the kernels for sm_90a are a candidate where they c
     CHECK(fp32.chosen() == AttentionKind::own);
 }
 
+TEST_CASE("attention choice: sm_90a's workspace is the most over all shapes, and none for grouped queries") {
+    // --seq-len 1024 --seq-len-schedule 1:32, as many tokens: tiles of queries are half empty
+    const AttentionShape whole = self_attention_shape(4, 1024, 12, 64), cut = self_attention_shape(128, 32, 12, 64);
+    const std::size_t needed = sm90_attention_workspace(cut);
+    CHECK(needed > sm90_attention_workspace(whole));
+    CHECK(sm90_attention_workspace(whole, {.other_shapes = {cut}}) == needed);
+    CHECK(sm90_attention_workspace(cut, {.other_shapes = {whole}}) == needed);
+    CHECK(sm90_attention_workspace(whole, {}) == sm90_attention_workspace(whole));
+    AttentionShape grouped = whole, grouped_cut = cut;
+    grouped.group = grouped_cut.group = 4;
+    CHECK(sm90_attention_workspace(grouped, {.other_shapes = {grouped_cut}}) == 0);
+}
+
 // They run the kernel: apart from the others, by name (dev/test/gpu_check.sh).
 TEST_CASE("sm90: attention choice: outputs in fp32 are those in bf16 before rounding") {
     if (sizeof(floatX) == 4 || !sm90_attention_refusal().empty()) return;
@@ -90,6 +103,11 @@ TEST_CASE("sm90: attention choice: memory for backward only where it will be ask
     Arena with, without;
     const AttentionChoice<floatX> both(AttentionKind::own_sm90, shape, with);
     const AttentionChoice<floatX> forward(AttentionKind::own_sm90, shape, without, {.backward = false});
+    AttentionShape longer = shape;
+    longer.B = 1000;
+    Arena of_both;
+    const AttentionChoice<floatX> other(AttentionKind::own_sm90, shape, of_both, {.other_shapes = {longer}});
+    CHECK(of_both.bytes() >= sm90_attention_workspace(longer) * sizeof(float));
     CHECK(with.bytes() >= sm90_attention_workspace(shape) * sizeof(float));
     CHECK(without.bytes() == 0);
 }

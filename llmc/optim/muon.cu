@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llmc/kernels/init.cuh"
 #include "llmc/kernels/optim/newton_schulz.cuh"
 #include "llmc/optim/tensor_blocks.h"
 
@@ -178,13 +179,27 @@ void MuonMatrices::orthogonalize() {
         exchange(false);
         move(false);
     }
+    orthogonalize_owned();
+    if (ranks_ > 1) {
+        move(true);
+        exchange(true);
+    }
+}
+
+void MuonMatrices::orthogonalize_owned() {
+    stage_.matmul().reserve_multiprocessors(0);   // no communication runs beside the update
     for (const Matrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
         ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.offset, matrix.rows, matrix.cols, iterations_,
                                 {other_.data(), gram_.data(), polynomial_.data()}, stage_.stream());
     }
-    if (ranks_ > 1) {
-        move(true);
-        exchange(true);
+}
+
+void MuonMatrices::try_matmuls() {
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.owner != rank_) continue;
+        const auto deviation = static_cast<float>(1 / std::sqrt(static_cast<double>(matrix.elements())));
+        fill_normal(whole_.data() + matrix.offset, matrix.elements(), deviation, 1, GlobalSpan{}, stage_.stream());
     }
+    orthogonalize_owned();
 }

@@ -33,6 +33,9 @@ public:
 
     // Orthogonalises all matrices. Collective over the team.
     void orthogonalize();
+    // Makes the matmuls of orthogonalize() on the matrices that this rank owns, whose contents are lost, so that their
+    // algorithms are tried.
+    void try_matmuls();
 
 private:
     struct Part {
@@ -56,6 +59,7 @@ private:
     void allocate(Arena& arena);
     void exchange(bool back);
     void move(bool back);
+    void orthogonalize_owned();
     floatX* at_owner(const Part& part) const;
 
     Stage& stage_;

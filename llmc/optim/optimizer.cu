@@ -157,6 +157,10 @@ void Optimizer::update_matrices() {
     update_weights<MuonApply>(tables_->orthogonal, stream());
 }
 
+void Optimizer::try_matmuls() {
+    if (matrices_) matrices_->try_matmuls();
+}
+
 // Sets the values of a step that its launches do not pass.
 void Optimizer::set_step(int step, float learning_rate, const GradNorm* norm) {
     UpdateStep how{};

@@ -47,6 +47,10 @@ public:
     // skipped; returns whether weights have changed. Collective over the ranks of `outer`, and inside a replica.
     bool end_local_steps(int step);
 
+    // Makes the matmuls of an update, if it has any, on values that mean nothing, so that their algorithms are tried.
+    // Changes neither weights nor moments; not collective.
+    void try_matmuls();
+
     // Says that the moments were zero after `step` steps: bias corrections count from there.
     void begins_after(int step) { began_ = step; }
     int began() const { return began_; }

@@ -212,13 +212,6 @@ void check_experts(const Options& o, const ModelConfig& config) {
               "Leave --sequence-parallel out: tp ranks must have different tokens to send.");
 }
 
-// Returns the lengths of --seq-len-schedule, into which sequences are cut.
-std::vector<std::int64_t> shorter_lengths(const Options& o) {
-    std::vector<std::int64_t> lengths = o.seq_len_by_step().values();
-    std::erase(lengths, std::int64_t{o.seq_len});
-    return lengths;
-}
-
 void check_layers(const Options& options, std::int64_t layers) {
     const int pieces = options.pp * options.pp_chunks;
     if (options.pp == 1 || layers >= pieces) return;
@@ -252,7 +245,7 @@ void check_layout(const Options& o) {
     check_compression(o);
     check_pipeline(o);
     check_context(o);
-    for (std::int64_t length : shorter_lengths(o)) {
+    for (std::int64_t length : o.shorter_lengths()) {
         refuse_if(length > o.seq_len || o.seq_len % length != 0,
                   text("--seq-len-schedule ", o.seq_len_schedule, ": sequences of --seq-len ", o.seq_len,
                        " cannot be cut into ", length, " tokens"),
@@ -337,7 +330,7 @@ std::string pipeline_memory(const Stage& stage, const Arena& arena, const Option
 void check_model_fits(const Options& options, const ModelConfig& config) {
     check_layers(options, config.layers);
     std::vector<Options> shapes{options};
-    for (std::int64_t length : shorter_lengths(options)) shapes.push_back(options.with_seq_len(length));
+    for (std::int64_t length : options.shorter_lengths()) shapes.push_back(options.with_seq_len(length));
     for (const Options& shape : shapes) {
         check_tensor_parallel(config, {shape.pp, 1, shape.cp, shape.tp}, shape.tp > 1 && shape.sequence_parallel,
                               shape.micro_batch, shape.seq_len);
@@ -404,6 +397,11 @@ std::vector<std::string> layout_warnings(const Options& o, const std::vector<std
     std::vector<std::string> warnings;
     const std::string topk = too_much_of_topk(o);
     if (!topk.empty()) warnings.push_back(topk);
+    const int copies = o.local.every > 0 ? std::max(1, o.zero_group) : o.data_ranks() * o.cp;
+    if (o.optimizer == OptimizerKind::muon && o.zero == 0 && copies > 1) {
+        warnings.push_back(text("--optimizer muon --zero 0: each of ", copies,
+                                " ranks makes the same matrices orthogonal: --zero 1 deals them out"));
+    }
     const int m = o.micro_steps();
     if (m < o.pp) {
         warnings.push_back(text("a step of ", m, " micro-batches keeps at most ", m, " of ", o.pp,

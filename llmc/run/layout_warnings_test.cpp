@@ -105,6 +105,24 @@ TEST_CASE("layout: moves of local steps are compressed where something travels")
     CHECK(refused(1, 1, 1).empty());
 }
 
+TEST_CASE("layout doubts: ranks that keep the same matrices all make Muon's update, unless they share it") {
+    auto warned = [](OptimizerKind optimizer, int dp, int cp, int zero) {
+        Options o;
+        o.optimizer = optimizer, o.dp = dp, o.cp = cp, o.zero = zero;
+        return layout_warnings(o, hosts_in_blocks(dp * cp, 8));
+    };
+    CHECK(says(warned(OptimizerKind::muon, 4, 2, 0), "each of 8 ranks makes the same matrices orthogonal: --zero 1"));
+    CHECK(says(warned(OptimizerKind::muon, 2, 1, 0), "each of 2 ranks"));
+    CHECK(warned(OptimizerKind::muon, 4, 2, 1).empty());
+    CHECK(warned(OptimizerKind::muon, 1, 1, 0).empty());
+    CHECK(warned(OptimizerKind::adamw, 4, 2, 0).empty());
+    Options local;
+    local.optimizer = OptimizerKind::muon, local.dp = 4, local.local.every = 5, local.zero_group = 1;
+    CHECK(layout_warnings(local, hosts_in_blocks(4, 4)).empty());
+    local.zero_group = 2;
+    CHECK(says(layout_warnings(local, hosts_in_blocks(4, 4)), "each of 2 ranks"));
+}
+
 TEST_CASE("layout doubts: the largest gradients that are more bytes than all are told of, by --zero and ranks") {
     Options o;
     o.dp = 2, o.cp = 2, o.grad_compression = {GradCompression::topk, 0.24f};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
@@ -172,6 +173,8 @@ struct Options : OptimizerOptions {
     }
     ByStep tokens_by_step() const { return {tokens_per_step(), "--batch-schedule", batch_schedule}; }
     ByStep seq_len_by_step() const { return {seq_len, "--seq-len-schedule", seq_len_schedule, 1}; }
+    // Returns the lengths of --seq-len-schedule, into which sequences are cut.
+    std::vector<std::int64_t> shorter_lengths() const;
     // Returns options with sequences cut to `length`, and as many tokens per micro-batch.
     Options with_seq_len(std::int64_t length) const;
     std::int64_t tokens_of_lr() const { return lr_batch > 0 ? lr_batch : tokens_per_step(); }
@@ -186,6 +189,12 @@ inline Options Options::with_batch(std::int64_t tokens) const {
     with.total_batch = tokens;
     with.batch_schedule.clear();
     return with;
+}
+
+inline std::vector<std::int64_t> Options::shorter_lengths() const {
+    std::vector<std::int64_t> lengths = seq_len_by_step().values();
+    std::erase(lengths, std::int64_t{seq_len});
+    return lengths;
 }
 
 inline Options Options::with_seq_len(std::int64_t length) const {

@@ -108,6 +108,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;
+    for (std::int64_t length : options.shorter_lengths()) result.shorter_lengths.push_back(static_cast<int>(length));
     result.documents = options.document_mask;
     result.ulysses = options.ulysses();
     result.attention = options.attention;

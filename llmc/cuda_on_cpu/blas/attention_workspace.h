@@ -6,6 +6,7 @@
 
 namespace host {
 
-extern std::atomic<std::size_t> attention_workspace_bytes;   // bytes per object, allocated by prepare(); initially 0
+// Bytes that prepare() allocates for an object: so many, and so many more for each sequence; initially 0.
+extern std::atomic<std::size_t> attention_workspace_bytes, attention_workspace_bytes_of_sequence;
 
-}
+}   // namespace host

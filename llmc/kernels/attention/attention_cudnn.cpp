@@ -38,7 +38,7 @@ void* load() {
         throw Error(ErrorKind::no_device, text("libcudnn is for CUDA ", theirs, ", and this build for CUDA ", ours),
                     text("Install cuDNN 9 for CUDA ", ours, ", or use --attention own."));
     }
-    // With several CUDA runtimes on a machine the frontend would take the oldest.
+    // With several CUDA runtimes on a machine frontend 1.25 and later take this one; earlier ones refuse to choose.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", text("libcudart.so.", ours).c_str(), 0);
     return fe::cudnn_dlhandle = library;
 }
@@ -51,7 +51,9 @@ void need_cudnn() { [[maybe_unused]] static void* const library = load(); }
 [[noreturn]] void refuse(const std::string& what, const std::string& why) {
     std::size_t end = 0;
     for (int line = 0; line < 3 && end < why.size(); line++) end = std::min(why.find('\n', end + 1), why.size());
-    throw Error(ErrorKind::no_device, text("cuDNN: ", what, " failed: ", why.substr(0, end)));
+    const std::string advice = cudnn_advice(why);   // in the message: --attention auto says why, and gives no hint
+    throw Error(ErrorKind::no_device,
+                text("cuDNN: ", what, " failed: ", why.substr(0, end), advice.empty() ? "" : ". ", advice));
 }
 void check(const fe::error_t& error, const std::string& what) {
     if (error.is_bad()) refuse(what, error.err_msg);
@@ -127,6 +129,12 @@ std::string unsupported_by_cudnn(const AttentionShape& s, bool backward, int com
     return "";
 }
 
+std::string cudnn_advice(const std::string& why) {
+    if (why.find("Multiple libcudart libraries") == std::string::npos) return "";
+    return text("Build with cudnn-frontend 1.25 or later, which takes libcudart.so.", CUDART_VERSION / 1000,
+                " of several, or leave the other one out of the libraries' path (ldconfig -p, LD_LIBRARY_PATH)");
+}
+
 cudnnHandle_t make_cudnn_handle() {
     return guarded([] {
         cudnnHandle_t handle = nullptr;
@@ -153,7 +161,7 @@ CudnnAttention::CudnnAttention(const AttentionLayout& layout, CudnnTarget target
 void CudnnAttention::find_engine(std::size_t workspace_limit_bytes) const {
     guarded([&] {
         const std::string limit = text(workspace_limit_bytes);
-        // Beyond this limit the frontend asks for an engine that orders the additions to dQ.
+        // Beyond this limit frontend 1.32 and later ask for an engine that orders the additions to dQ.
         setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", limit.c_str(), 1);
         check(target_.handle ? graph_->build_operation_graph(target_.handle) : graph_->build_operation_graph(),
               "building the graph of attention");

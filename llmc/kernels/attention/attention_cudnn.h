@@ -7,8 +7,9 @@
 //
 // Engines whose results depend on timing are never taken. cuDNN lists the others, the fastest first; the first whose
 // workspace is within a limit becomes the plan. The choice is not measured, so a resumed run has the same plan.
-// Backward's fastest engine on sm_90 writes dS, 2 B NH Tq Tk bytes; where that is too much, cuDNN 9.25 and later order
-// the additions to dQ instead, which needs 4 B NH Tq HS bytes and is slower.
+// Backward's fastest engine on sm_90 writes dS, 2 B NH Tq Tk bytes. Where that is too much, cuDNN 9.25 and later with
+// cudnn-frontend 1.32 and later order the additions to dQ instead, which needs 4 B NH Tq HS bytes and is slower; with
+// earlier ones backward is refused.
 //
 // cuDNN is loaded when first used, not linked: a machine without it runs the program all the same, with own attention.
 #pragma once
@@ -75,6 +76,9 @@ AttentionLayout packed_layout(const AttentionShape& shape, bool backward);
 // Returns why cuDNN must not be used for this shape on a device of this compute capability (90: sm_90); empty if it
 // may. Covers unsupported shapes, and shapes for which errors of cuDNN are reported.
 std::string unsupported_by_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
+
+// Returns what to do about a failure of cuDNN that says `why`; empty where nothing is known.
+std::string cudnn_advice(const std::string& why);
 
 // Target of a plan: the device of a handle, or (to ask for support where there is no GPU) a JSON description of a
 // device as cuDNN 9.8 and later write it.

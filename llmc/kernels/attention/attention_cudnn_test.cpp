@@ -373,6 +373,13 @@ TEST_CASE("cudnn: engines accept attention forward and backward, causal and full
     }
 }
 
+TEST_CASE("cudnn: of several CUDA runtimes, which early frontends refuse, the message says what to do") {
+    const std::string advice = cudnn_advice("Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13");
+    CHECK(advice.find("cudnn-frontend 1.25") != std::string::npos);
+    CHECK(advice.find("LD_LIBRARY_PATH") != std::string::npos);
+    CHECK(cudnn_advice("[cudnn_frontend] Error: No execution plans support the graph.").empty());
+}
+
 TEST_CASE("cudnn: a deterministic backward within a limit of workspace, or a refusal that names the limit") {
     const AttentionLayout layout = packed_layout(self_attention_shape(8, 8192, 16, 128), true);   // dS: 17.2 GB
     const std::size_t limit = 3'000'000'000;

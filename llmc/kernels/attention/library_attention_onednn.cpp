@@ -50,15 +50,16 @@ void check_shape(const AttentionShape& s) {
 
 }   // namespace
 
-std::atomic<std::size_t> host::attention_workspace_bytes = 0;
+std::atomic<std::size_t> host::attention_workspace_bytes = 0, host::attention_workspace_bytes_of_sequence = 0;
 
 struct LibraryAttention::Impl {
     Arena& arena;
     DeviceBuffer<std::uint8_t> workspace;
-    void prepare() {
-        if (workspace.bytes() >= host::attention_workspace_bytes) return;
+    void prepare(const AttentionShape& shape) {
+        const std::size_t needed = LibraryAttention::workspace_bytes<float, float>(shape);
+        if (workspace.bytes() >= needed) return;
         workspace = {};
-        workspace = arena.allocate<std::uint8_t>("workspace/attention", host::attention_workspace_bytes);
+        workspace = arena.allocate<std::uint8_t>("workspace/attention", needed);
     }
 };
 
@@ -72,19 +73,20 @@ std::string LibraryAttention::refusal(const AttentionShape&, bool) {
 }
 
 template <class T, class G>
-std::size_t LibraryAttention::workspace_bytes(const AttentionShape&, bool) {
-    return host::attention_workspace_bytes;
+std::size_t LibraryAttention::workspace_bytes(const AttentionShape& shape, bool) {
+    return host::attention_workspace_bytes +
+           static_cast<std::size_t>(shape.B) * host::attention_workspace_bytes_of_sequence;
 }
 
 template <class T, class O>
 void LibraryAttention::prepare(const AttentionForward<T, O>& a) {
     check_shape(a.shape);
-    impl_->prepare();
+    impl_->prepare(a.shape);
 }
 template <class T, class G>
 void LibraryAttention::prepare(const AttentionBackward<T, G>& a) {
     check_shape(a.shape);
-    impl_->prepare();
+    impl_->prepare(a.shape);
 }
 
 template <class T, class O>

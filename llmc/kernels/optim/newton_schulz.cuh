@@ -23,15 +23,18 @@ struct NewtonSchulzScratch {
 // Computes square = a I + b gram + c square, all (n, n). Adds a I here, so that X is read once.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    polynomial_kernel(Real* square, const Real* gram, std::int64_t n, Polynomial p, Extent extent) {
+    polynomial_kernel(Real* square, const Real* gram, std::uint32_t n, Polynomial p, Extent extent) {
     const std::int64_t i = thread_first_element();
     if (i >= extent.count) return;
+    // elements since the one of the diagonal before; 32 bits suffice, as orthogonalize() checks
+    std::uint32_t since_diagonal = static_cast<std::uint32_t>(i) % (n + 1);
     Vec8<float> s = to_floats(load8(square, i, extent));
     const Vec8<float> g = to_floats(load8(gram, i, extent));
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        const float identity = (i + k) % (n + 1) == 0 ? p.a : 0.0f;
+        const float identity = since_diagonal == 0 ? p.a : 0.0f;
         s[k] = fmaf(p.c, s[k], fmaf(p.b, g[k], identity));
+        since_diagonal = since_diagonal == n ? 0 : since_diagonal + 1;
     }
     store8(square, i, extent, round_to<Real>(s));
 }
@@ -43,6 +46,7 @@ void orthogonalize(Matmul& matmul, Real* x, int rows, int cols, const NewtonSchu
     const bool wide = rows <= cols;
     const int n = std::min(rows, cols);
     const std::int64_t elements = static_cast<std::int64_t>(n) * n;
+    ENSURE(elements <= INT64_C(0xffffffff), "a matrix of ", rows, " x ", cols, " to make orthogonal");
     const Extent extent{elements, packets_fit(scratch.gram, scratch.polynomial)};
     Real *from = x, *to = scratch.other;
     for (const Polynomial& p : how.iterations) {
@@ -55,7 +59,8 @@ void orthogonalize(Matmul& matmul, Real* x, int rows, int cols, const NewtonSchu
         Launch where = elementwise_launch(elements, stream);
         where.reads(scratch.gram, elements * sizeof(Real)).reads(scratch.polynomial, elements * sizeof(Real));
         where.writes(scratch.polynomial, elements * sizeof(Real));
-        launch(polynomial_kernel<Real>, where, scratch.polynomial, scratch.gram, std::int64_t{n}, p, extent);
+        launch(polynomial_kernel<Real>, where, scratch.polynomial, scratch.gram, static_cast<std::uint32_t>(n), p,
+               extent);
         if (wide) {
             matmul.input_gradient<Real>(to, scratch.polynomial, from, {rows, rows, cols}, false, stream);
         } else {

@@ -76,8 +76,11 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
     const std::int64_t norm_bytes = shards_gradients ? static_cast<std::int64_t>(size_of(options.grad_dtype)) : 0;
     micro_batches_.emplace(arena, options_.chunks, sizes_, options.recompute, options_.in_flight, norm_bytes, stream);
-    attention_choice_.emplace(options.attention, sizes_.attention(), arena,
-                              AttentionUse{context().ring_size() > 1, options.backward});
+    AttentionUse attention_use{context().ring_size() > 1, options.backward, {}};
+    for (int length : options.shorter_lengths) {
+        attention_use.other_shapes.push_back(sizes_of(options.B * (options.T / length), length).attention());
+    }
+    attention_choice_.emplace(options.attention, sizes_.attention(), arena, std::move(attention_use));
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
     tools_.emplace(StageTools{matmul_, *attention_choice_, options.cut_points ? *options.cut_points : one_device_,
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,

@@ -12,7 +12,11 @@ void StageAttention::use(AttentionKind kind) {
     }
     try {
         choice_.take(kind, tools_.sizes.attention());
-        choice_.prepare(layer_.forward_arguments(a_, {}), layer_.backward_arguments(a_, {}));
+        std::vector<AttentionShape> shapes = choice_.other_shapes();
+        shapes.push_back(tools_.sizes.attention());
+        for (const AttentionShape& shape : shapes) {
+            choice_.prepare(layer_.forward_arguments(a_, shape), layer_.backward_arguments(a_, shape));
+        }
     } catch (...) {
         choice_.take(AttentionKind::own, tools_.sizes.attention());
         throw;
@@ -34,8 +38,8 @@ StageAttention::Fastest StageAttention::fastest() const {
             const AttentionChoice<floatX> attention(kind, shape, scratch);
             const double seconds = least_seconds(
                 [&] {
-                    attention.forward(layer_.forward_arguments(a_, {}), stream);
-                    attention.backward(layer_.backward_arguments(a_, {}), stream);
+                    attention.forward(layer_.forward_arguments(a_, shape), stream);
+                    attention.backward(layer_.backward_arguments(a_, shape), stream);
                 },
                 stream, 5);
             if (clearly_faster(seconds, least)) least = seconds, fastest.kind = kind;
@@ -52,7 +56,8 @@ std::optional<RingTimes> StageAttention::time_ring() const {
     if (!tools_.sizes.has_ring()) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     layer_.fill_randomly(a_);
-    const std::optional<RingStep> step = tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_, {}));
+    const std::optional<RingStep> step =
+        tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_, tools_.sizes.attention()));
     if (!step) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     constexpr int calls = 2;

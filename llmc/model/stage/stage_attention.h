@@ -18,8 +18,9 @@ public:
     bool is_open() const { return choice_.open(); }           // several can serve, the fastest is not known
     // Returns why the library cannot serve micro-batches of the current shape; empty if it can.
     std::string library_refusal() const { return choice_.refusal(tools_.sizes.attention()); }
-    // Switches to `kind` and allocates the memory for micro-batches of the current shape. Waits for the stream. Throws
-    // Error(no_device) if it cannot serve or lacks room; another that serves is used then.
+    // Switches to `kind`, makes the library's plans and allocates memory for micro-batches of the current shape and of
+    // StageOptions::shorter_lengths. Waits for the stream. Throws Error(no_device) if it cannot serve or lacks room;
+    // another that serves is used then.
     void use(AttentionKind kind);
     // Measures the kinds that can serve a micro-batch of this model, and returns the fastest; does not switch. If the
     // library failed, for lack of memory for example, `library_failed` says why.

@@ -11,8 +11,9 @@ class CutPoints;     // llmc/model/cut_points.h
 class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
 
 struct StageOptions {
-    int B = 4;      // sequences of a micro-batch
-    int T = 1024;   // tokens of a whole sequence, at most max_seq_len
+    int B = 4;                               // sequences of a micro-batch
+    int T = 1024;                            // tokens of a whole sequence, at most max_seq_len
+    std::vector<int> shorter_lengths = {};   // into which sequences of T tokens are cut in some steps; they divide T
     AttentionKind attention = AttentionKind::auto_;
     Recompute recompute = Recompute::none;
     int gelu_fusion = 2;       // as in StageTools

@@ -37,7 +37,7 @@ void Attention::forward(const SublayerForward& args, const AttentionActivations&
         qk_norms_.forward(qkv, rows, a);
         rotate(qkv, rows, tools_.sizes.T, tools_.positions(args.batch), false);
     });
-    tools_.cut_points.attend(tools_.attention, forward_arguments(a, args.batch), a.qkv, a.atty, tools_.stream);
+    tools_.cut_points.attend(tools_.attention, forward_arguments(a, shape(args.batch)), a.qkv, a.atty, tools_.stream);
     branch_.project_and_add(args, a, a.atty);
 }
 
@@ -51,7 +51,7 @@ void Attention::backward(const SublayerBackward& args, const AttentionActivation
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
     const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
     branch_.out().backward_input(datty, dprojected, all.count, tools_.stream);
-    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a, args.batch), dqkv, datty, reusable,
+    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a, shape(args.batch)), dqkv, datty, reusable,
                                       args.queue, tools_.stream);
     rotate(dqkv, all, tools_.sizes.T, tools_.positions(args.batch), true);
     qk_norms_.backward(dqkv, args, a);
@@ -92,15 +92,13 @@ AttentionShape Attention::shape(const Batch& batch) const {
     return shape;
 }
 
-AttentionForward<floatX> Attention::forward_arguments(const AttentionActivations& a, const Batch& batch) const {
-    const AttentionShape s = shape(batch);
+AttentionForward<floatX> Attention::forward_arguments(const AttentionActivations& a, const AttentionShape& s) const {
     const floatX* const qkv = a.qkv;
     auto part = [&](int i) { return packed_heads(qkv, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
     return {contiguous_heads(attended(a), s.Tq, s.NH, s.HS), a.lse, part(0), part(1), part(2), s};
 }
 
-AttentionBackward<floatX> Attention::backward_arguments(const AttentionActivations& a, const Batch& batch) const {
-    const AttentionShape s = shape(batch);
+AttentionBackward<floatX> Attention::backward_arguments(const AttentionActivations& a, const AttentionShape& s) const {
     const floatX *qkv = a.qkv, *out = attended(a), *dout = tools_.workspace.datty;
     auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
     return {.dq = part(scratch_.dqkv, 0),

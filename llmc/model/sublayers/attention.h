@@ -23,8 +23,8 @@ public:
 
     // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
     // from Workspace::datty and writes that of q, k and v to AttentionScratch::dqkv.
-    AttentionForward<floatX> forward_arguments(const AttentionActivations& a, const Batch& batch) const;
-    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a, const Batch& batch) const;
+    AttentionForward<floatX> forward_arguments(const AttentionActivations& a, const AttentionShape& shape) const;
+    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a, const AttentionShape& shape) const;
     // Fills what the calls read with values drawn from a normal distribution.
     void fill_randomly(const AttentionActivations& a) const;
 

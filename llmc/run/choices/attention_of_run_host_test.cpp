@@ -3,12 +3,15 @@
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/choices/attention_of_run.h"
+#include "llmc/run/run_parts.h"
 
 namespace {
 
 struct LibraryWants {
-    explicit LibraryWants(std::size_t bytes) { host::attention_workspace_bytes = bytes; }
-    ~LibraryWants() { host::attention_workspace_bytes = 0; }
+    explicit LibraryWants(std::size_t bytes, std::size_t of_sequence = 0) {
+        host::attention_workspace_bytes = bytes, host::attention_workspace_bytes_of_sequence = of_sequence;
+    }
+    ~LibraryWants() { host::attention_workspace_bytes = host::attention_workspace_bytes_of_sequence = 0; }
 };
 
 constexpr std::size_t mebibyte = 1 << 20, too_much = std::size_t{1} << 50;
@@ -71,6 +74,27 @@ TEST_CASE("attention of a run: the library's memory is in the table before the f
         rank.require(take_faster_attention(*measured, rank.world).empty(), "nothing to say");
         rank.require(names(rank.arena, "workspace/attention", mebibyte), "measured:\n", rank.arena.table());
     });
+}
+
+TEST_CASE("attention of a run: the library's memory suffices for every length of --seq-len-schedule") {
+    constexpr std::size_t of_sequence = 1 << 10;
+    const LibraryWants wants(0, of_sequence);
+    for (const AttentionKind asked : {AttentionKind::library, AttentionKind::auto_}) {
+        on_ranks(1, [&](TestRank& rank) {
+            const ModelConfig config = custom_model_config(1, 2, 32, 32, 97);
+            Options options;
+            options.micro_batch = 2, options.seq_len = 32, options.seq_len_schedule = "1:8,10:16,20:32";
+            options.attention = asked, options.recompute = Recompute::none;
+            RunParts parts(options, config, rank.world, rank.arena, rank.stream);
+            if (asked == AttentionKind::auto_) take_faster_attention(parts.stage, rank.world);
+            // sequences of 8 tokens are the most: 8 of them
+            rank.require(names(rank.arena, "workspace/attention", 8 * of_sequence), rank.arena.table());
+            const std::size_t before = rank.arena.bytes();
+            parts.stage.set_batch_shape(8, 8);
+            parts.stage.attention().use(AttentionKind::library);
+            rank.require(rank.arena.bytes() == before, "nothing is left to allocate at a later step");
+        });
+    }
 }
 
 TEST_CASE("attention of a run: asked for by name, a library without room is an error") {

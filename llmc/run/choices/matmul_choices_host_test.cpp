@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <set>
+
 #include "llmc/cuda_on_cpu/blas/gemm.h"
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_testing.h"
@@ -45,9 +48,10 @@ struct Ended {
 };
 
 // Two steps of two ranks, of two micro-batches each. `prepare`: each rank's matmuls, before the run. `faster`: of how
-// many calls of the timer rank 0 finds others faster than the heuristic's first; rank 1 finds none.
+// many calls of the timer rank 0 finds others faster than the heuristic's first; rank 1 finds none. Matmuls beside
+// collectives leave three multiprocessors free.
 std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void(int rank, Matmul& matmul)>& prepare,
-                              int faster = INT_MAX) {
+                              int faster = INT_MAX, OptimizerKind optimizer = OptimizerKind::adamw) {
     constexpr int T = 16, vocab = 61;
     const SharedFolder folder;
     write_token_file(real_files(), folder / "tokens.bin", TokenFormat::gpt2, std::vector<std::uint32_t>(500, 3));
@@ -62,16 +66,19 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
         shape.B = 1, shape.T = T;
         shape.place = {me.world.mesh(), me.world.at(), 0};
         shape.matmul = how;
+        shape.comm_sms = 3;
         if (how.tries > 1) {
             shape.matmul.timer = [most = me.rank() == 0 ? faster : 0, asked = 0](const std::function<void()>& work,
                                                                                  cudaStream_t) mutable {
                 work();
-                return asked++ < most ? 1.0 / asked : 2.0;   // each faster than those before
+                return asked++ < most ? std::pow(0.9, asked) : 2.0;   // each faster than those before
             };
         }
         Stage model(custom_model_config(2, 2, 32, T, vocab), shape, me.arena, me.stream);
         initialize_parameters(model.parameters(), options.seed, model.stream());
-        Step step(model, {}, me.arena, training_groups(me.world));
+        OptimizerOptions update;
+        update.optimizer = optimizer;
+        Step step(model, update, me.arena, training_groups(me.world));
         prepare(me.rank(), model.matmul());
         StopSignals signals;
         const Log log(false);
@@ -141,4 +148,32 @@ TEST_CASE("matmul choices: gradients of weights are timed before all other matmu
     CHECK(few.second == 0);
     CHECK(all.first > few.first);
     CHECK(all.second > 2);
+}
+
+TEST_CASE("matmul choices: Muon's products are timed too, for all multiprocessors, and nothing is left of it") {
+    if (!ranks_are_threads()) return;
+    host::offer_algorithms(3);
+    const auto prepare = [](int, Matmul&) {};
+    const std::vector<Ended> adamw = run_of_two({.tries = 3}, prepare),
+                             muon = run_of_two({.tries = 3}, prepare, INT_MAX, OptimizerKind::muon);
+    const std::vector<Ended> given = run_of_two(
+        {}, [&](int, Matmul& matmul) { matmul.use_algorithms(muon[0].used); }, INT_MAX, OptimizerKind::muon);
+    host::offer_algorithms(1);
+    std::set<std::string> of_passes;
+    for (const MatmulAlgorithm& one : adamw[0].used) of_passes.insert(one.problem);
+    const auto leaving = [](const std::string& problem) { return problem.find(" leaving 3") != std::string::npos; };
+    CHECK(std::ranges::any_of(of_passes, leaving));
+    int of_update = 0;
+    for (const MatmulAlgorithm& one : muon[0].used) {
+        if (of_passes.contains(one.problem)) continue;
+        of_update++;
+        INFO(one.problem);
+        CHECK(one.words[1] != 0);   // a later one than the heuristic's first
+        CHECK(!leaving(one.problem));
+    }
+    CHECK(of_update > 5);   // gram, square and next matrix, of several sizes
+    CHECK(muon[1].in_first_step == muon[0].used);
+    CHECK(given[0].used == muon[0].used);
+    CHECK(given[0].weights == muon[0].weights);
+    CHECK(given[1].weights == muon[1].weights);
 }

@@ -216,7 +216,8 @@ RunState Trainer::state_now(StepPhase next) const {
 // Times matmul algorithms before the first step: makes its passes twice, over as many micro-batches as meet every
 // problem, and discards the results. The step overwrites them; problems that it meets later are agreed on by all ranks.
 // Gradients of weights come first, because time may run out: a pass meets them last, although they are a third of the
-// work, run beside collectives and have the most problems, since each overwrites its sum and later adds to it.
+// work, run beside collectives and have the most problems, since each overwrites its sum and later adds to it. The
+// optimizer's own matmuls come last.
 void Trainer::choose_algorithms() {
     Step& step = parts_.step;
     Matmul& matmul = step.stage().matmul();
@@ -232,6 +233,7 @@ void Trainer::choose_algorithms() {
         batch_.end();
     }
     step.end_trial();
+    step.optimizer().try_matmuls();
     matmul_choices_.agree();
     matmul.stop_trying();
     const std::vector<MatmulAlgorithm> chosen = matmul.algorithms();
