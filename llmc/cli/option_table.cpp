@@ -312,19 +312,17 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same");
     taken_by(train, check);
     number("--local-steps", o.local.every, 0, kMost,
-           "DiLoCo: steps that each group of --zero-group ranks takes by itself before all move together; 0: gradients "
-           "travel in every step");
+           "DiLoCo: steps of each group of --zero-group ranks by itself before all move together; 0: none");
     number("--outer-lr", o.local.lr, 0, 1e6f,
            "rate of the move of --local-steps, from where the groups were together to their average");
     number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
     choice(
         "--outer-compression", o.local.compression,
-        "what travels in the move of --local-steps: weights in fp32, or how far each weight went, in 8 or 2 bits with "
-        "a scale for 256 of them, or only of those that went furthest; what is left out goes along the next time");
-    number(
-        "--outer-topk", o.local.topk, 1.0f / 1024, 1,
-        "fraction of each 1,024 weights of which --outer-compression topk sends how far they went, 8 bytes for each; "
-        "what is left out shrinks by --outer-momentum from move to move, and stands for the momentum");
+        "what travels in the move of --local-steps: weights in fp32, or the way each went, in 8 or 2 bits with a scale "
+        "for 256 of them, or only the largest ways; what is left out goes along the next time");
+    number("--outer-topk", o.local.topk, 1.0f / 1024, 1,
+           "fraction of each 1,024 ways that --outer-compression topk sends; --outer-momentum is the share of the "
+           "rest that is kept for the next move");
     number("--outer-fragments", o.local.fragments, 1, kMost,
            "parts of the model that move in turns, each every --local-steps: layers are dealt out to them");
     number("--outer-delay", o.local.delay, 0, kMost,

@@ -58,7 +58,8 @@ void CompressedAverage::average_blocks(const std::vector<AveragedTensor>& unit, 
         AveragedTensor tensor;
         std::int64_t share;   // blocks that each replica averages
         Block *blocks, *received;
-        std::size_t words() const { return static_cast<std::size_t>(share) * words_of_block<Block>(); }   // of a share
+        // Returns the words of a share.
+        std::size_t words() const { return static_cast<std::size_t>(share) * words_of_block<Block>(); }
     };
     auto words = [](Block* blocks) { return reinterpret_cast<std::int32_t*>(blocks); };
     const int R = outer.size();

@@ -18,11 +18,12 @@
 #include "llmc/optim/optimizer_options.h"
 #include "llmc/process/comm.h"
 
-// What a rank owns of a tensor. After `count` elements of the model come those that pad it to `padded`, which stay 0.
+// One tensor's part that a rank owns. After `count` elements of the model come those that pad it to `padded`, and stay
+// 0.
 struct AveragedTensor {
     float* weights;
-    const float* begin;   // where the replicas were together
-    float* error;         // what was left out so far
+    const float* begin;   // the weights after the last move
+    float* error;         // the sum of what was left out so far
     std::int64_t count, padded;
 };
 

@@ -182,7 +182,7 @@ bool OuterStep::restore(const std::vector<int>& left) {
 
 void OuterStep::move(int fragment, int step, float blend) {
     UpdateTable<floatX>& arrival = fragments_[static_cast<std::size_t>(fragment)].arrival;
-    // what topk has left out stands for it
+    // with topk the error has it
     const float momentum = local_.compression == OuterCompression::topk ? 0.0f : local_.momentum;
     set_update_step(arrival,
                     {.learning_rate = local_.lr, .beta1 = momentum, .beta2 = blend, .epsilon = 0, .step = step},
