@@ -163,6 +163,8 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--outer-compression", "int4", "--local-steps", "5"},
          "--outer-compression int4: expected one of none|int8|int2|topk"},
         {{"plan", "--outer-lr", "1"}, "--outer-lr 1 without --local-steps"},
+        {{"--local-steps", "5", "--zero-group", "1", "--outer-compression", "topk", "--outer-blend", "0.5"},
+         "--local-steps 5 --outer-compression topk --outer-blend 0.5"},
         {{"--outer-topk", "0.1"}, "--outer-topk 0.1 without --outer-compression topk"},
         {{"--outer-fragments", "2"}, "--outer-fragments 2 without --local-steps"},
         {{"--outer-delay", "1"}, "--outer-delay 1 without --local-steps"},

@@ -187,7 +187,7 @@ void MuonMatrices::orthogonalize() {
 }
 
 void MuonMatrices::orthogonalize_owned() {
-    stage_.matmul().reserve_multiprocessors(0);   // no communication runs beside the update
+    stage_.matmul().reserve_multiprocessors(0);   // no gradients travel beside the update
     for (const Matrix& matrix : matrices_) {
         if (matrix.owner != rank_) continue;
         ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.offset, matrix.rows, matrix.cols, iterations_,

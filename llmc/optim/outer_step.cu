@@ -24,7 +24,7 @@ struct OuterStep::Fragment {
 
 // Holds what travels beside the steps.
 struct OuterStep::Flights {
-    OwnedStream stream;
+    OwnedStream stream{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent departed;
     std::vector<OwnedEvent> landed;   // by fragment
     std::vector<bool> waited;         // by fragment; true: the stage's stream waits for no more
@@ -99,27 +99,35 @@ void OuterStep::make_tables(Arena& arena) {
         const std::string name = text("local steps/fragment ", fragment);
         fragments_.push_back({make_update_table(arena, name + " leaves", std::move(departure), stage_.stream()),
                               make_update_table(arena, name + " arrives", std::move(arrival), stage_.stream())});
+        set_update_step(fragments_.back().departure, UpdateStep{0, 0, 0, 0, 1}, stage_.stream());
     }
 }
 
 bool OuterStep::after(int step, bool last) {
+    if (last) {
+        wait_for_flights();
+        drop(left_);
+        std::ranges::fill(left_, 0);
+    }
     bool changed = false;
     for (int fragment = 0; fragment < local_.fragments; fragment++) {
         int& left = left_[static_cast<std::size_t>(fragment)];
-        if (left > 0 && (last || step >= left + local_.delay)) {
-            arrive(fragment);
-            if (!last) move(fragment, step, local_.blend), changed = true;
-            left = 0;
-        }
         const std::int64_t turn = (fragment + std::int64_t{1}) * local_.every / local_.fragments;
-        if (!last && step % local_.every != turn % local_.every) continue;
+        const bool leaves = last || step % local_.every == turn % local_.every;
+        if (left > 0 && (leaves || step >= left + local_.delay)) {
+            arrive(fragment);
+            move(fragment, step, local_.blend);
+            left = 0, changed = true;
+        }
+        if (!leaves) continue;
         send(fragment);
-        if (!last && local_.delay > 0) {
+        if (local_.delay > 0 && !last) {
             left = step;
             continue;
         }
         arrive(fragment);
-        move(fragment, step, last ? 0 : local_.blend), changed = true;
+        move(fragment, step, last ? 0 : local_.blend);
+        changed = true;
     }
     return changed;
 }
@@ -146,7 +154,6 @@ void OuterStep::for_each_owned(int fragment, const Use& use) {
 void OuterStep::send(int fragment) {
     if (!flights_) return average(fragment, stage_.stream());
     UpdateTable<floatX>& departure = fragments_[static_cast<std::size_t>(fragment)].departure;
-    set_update_step(departure, UpdateStep{0, 0, 0, 0, 1}, stage_.stream());
     update_weights<OuterDeparture>(departure, stage_.stream());
     flights_->departed.record(stage_.stream());
     flights_->departed.wait(flights_->stream.get());
@@ -175,9 +182,24 @@ void OuterStep::wait_for_flights() {
 bool OuterStep::restore(const std::vector<int>& left) {
     std::ranges::fill(left_, 0);
     if (left.empty()) return true;
-    if (left.size() != left_.size() || local_.delay == 0) return false;
-    left_ = left;
-    return true;
+    if (left.size() == left_.size() && local_.delay > 0) {
+        left_ = left;
+        return true;
+    }
+    drop(left);
+    return false;
+}
+
+// Forgets what was left out of fragments that never arrive: weights still hold all their way, which leaves again.
+void OuterStep::drop(const std::vector<int>& left) {
+    if (!is_compressed()) return;
+    for (const TensorLayout& tensor : stage_.storage().tensors()) {
+        const auto unit = static_cast<std::size_t>(stage_.table()[tensor.param].unit);
+        if (left[unit % left.size()] == 0) continue;
+        const auto count = static_cast<std::size_t>(stage_.storage().padded_elements(tensor, StateKind::optimizer));
+        CUDA_CHECK(
+            cudaMemsetAsync(state("outer_error").owned(tensor.param), 0, count * sizeof(float), stage_.stream()));
+    }
 }
 
 void OuterStep::move(int fragment, int step, float blend) {

@@ -4,8 +4,8 @@
 //
 // Units of the model (embedding, layers, head) are dealt out in turns: unit u is of fragment u mod F. Fragment f leaves
 // after the steps s with s mod H = ((f + 1) H / F) mod H, for H = LocalSteps::every, and arrives LocalSteps::delay
-// steps later. After the run's last step all fragments leave and arrive at once; what is on its way then never arrives,
-// for the weights still hold it.
+// steps later, or when its turn comes again. After the run's last step all fragments leave and arrive at once; what is
+// on its way then never arrives, for the weights still hold it.
 //
 // Without delay and blend weights are summed in place, on the stage's stream. Else the weights that leave are copied to
 // the state "outer_flight", which becomes the replicas' mean on a stream of its own, beside the steps.
@@ -46,7 +46,7 @@ public:
     // Step after which each fragment left that is on its way; 0: it is not. What a checkpoint keeps besides states.
     const std::vector<int>& left() const { return left_; }
     // Puts a checkpoint's in their place, whose "outer_flight" has been read. Returns false if the run deals out other
-    // fragments, or has none on their way: then all that were stay out.
+    // fragments, or has none on their way: then all that were stay out, for the weights still hold them.
     bool restore(const std::vector<int>& left);
 
 private:
@@ -64,6 +64,7 @@ private:
     void send(int fragment);
     void arrive(int fragment);
     void move(int fragment, int step, float blend);
+    void drop(const std::vector<int>& left);
 
     Stage& stage_;
     LocalSteps local_;

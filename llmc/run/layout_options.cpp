@@ -105,6 +105,10 @@ void check_local_steps(const Options& o) {
               "One fragment moves after a step: give at most as many as there are local steps.");
     refuse_if(o.local.delay >= o.local.every, text(given, " --outer-delay ", o.local.delay),
               "Weights arrive before they leave again: give fewer steps than --local-steps.");
+    refuse_if(
+        o.local.compression == OuterCompression::topk && o.local.blend > 0,
+        text(given, " --outer-compression topk --outer-blend ", formatted("%g", static_cast<double>(o.local.blend))),
+        "What is left out would count twice, in the weights and beside them: leave --outer-blend out.");
 }
 
 // Refuses what needs gradients in the step that made them.
@@ -188,17 +192,21 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
-// Checks how experts are chosen and dealt out, and what of the model moves in turns.
+// Checks what of the model moves in turns.
+void check_fragments(const Options& o, const ModelConfig& config) {
+    refuse_if(o.local.fragments > config.layers + 2,
+              text("--outer-fragments ", o.local.fragments, ": the model has ", config.layers,
+                   " layers, an embedding and a head"),
+              text("Give at most ", config.layers + 2, "."));
+}
+
+// Checks how experts are chosen and dealt out.
 void check_experts(const Options& o, const ModelConfig& config) {
     refuse_if(o.force_balance && config.experts == 0, "--force-balance 1: the model has no experts",
               "Give --experts, or leave --force-balance out.");
     refuse_if(o.capacity_factor > 0 && config.experts == 0,
               text("--capacity-factor ", o.capacity_factor, ": the model has no experts"),
               "Give --experts, or leave --capacity-factor out.");
-    refuse_if(o.local.fragments > config.layers + 2,
-              text("--outer-fragments ", o.local.fragments, ": the model has ", config.layers,
-                   " layers, an embedding and a head"),
-              text("Give at most ", config.layers + 2, "."));
     refuse_if(o.local.every > 0 && config.experts > 0,
               text("--local-steps ", o.local.every, ": the model has experts, whose load all ranks count together"),
               "Leave --experts out, or --local-steps.");
@@ -340,6 +348,7 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
               text("--optimizer muon --tp ", options.tp, " with --experts: Muon needs matrices that tp cuts"),
               "Give --tp 1, or another --optimizer.");
     check_experts(options, config);
+    check_fragments(options, config);
 }
 
 namespace {
@@ -391,12 +400,24 @@ std::string too_much_of_topk(const Options& o) {
                                          : "with so many ranks take --zero 1 or another --grad-compression");
 }
 
+// Likewise of --outer-topk.
+std::string too_much_of_outer_topk(const Options& o) {
+    if (o.local.every == 0 || o.local.compression != OuterCompression::topk) return "";
+    const int replicas = std::max(1, o.data_ranks() * o.cp / std::max(1, o.zero_group));
+    const double k = static_cast<double>(o.local.topk), share = k * replicas;   // 8kP(R - 1) of 8P(R - 1) / R bytes
+    if (share < 1) return "";
+    return text("--outer-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
+                " times the bytes of weights that travel as they are: less than ", formatted("%.3g", 1.0 / replicas),
+                " sends fewer");
+}
+
 }   // namespace
 
 std::vector<std::string> layout_warnings(const Options& o, const std::vector<std::string>& hosts) {
     std::vector<std::string> warnings;
-    const std::string topk = too_much_of_topk(o);
-    if (!topk.empty()) warnings.push_back(topk);
+    for (const std::string& topk : {too_much_of_topk(o), too_much_of_outer_topk(o)}) {
+        if (!topk.empty()) warnings.push_back(topk);
+    }
     const int copies = o.local.every > 0 ? std::max(1, o.zero_group) : o.data_ranks() * o.cp;
     if (o.optimizer == OptimizerKind::muon && o.zero == 0 && copies > 1) {
         warnings.push_back(text("--optimizer muon --zero 0: each of ", copies,

@@ -139,6 +139,14 @@ TEST_CASE("layout doubts: the largest gradients that are more bytes than all are
     o.grad_compression = {GradCompression::int8, 0.5f};
     CHECK(layout_warnings(o, hosts_in_blocks(4, 4)).empty());
 
+    Options local;
+    local.dp = 8, local.zero_group = 2,
+    local.local = {.every = 5, .compression = OuterCompression::topk, .topk = 0.24f};
+    CHECK(layout_warnings(local, hosts_in_blocks(8, 8)).empty());
+    local.local.topk = 0.5f;
+    CHECK(says(layout_warnings(local, hosts_in_blocks(8, 8)), "--outer-topk 0.5 sends 2 times the bytes"));
+    CHECK(says(layout_warnings(local, hosts_in_blocks(8, 8)), "less than 0.25 sends fewer"));
+
     // two of 1,024 elements, not 1.024
     o.zero = 0, o.dp = 400, o.grad_compression = {GradCompression::topk, 0.001f};
     CHECK(says(layout_warnings(o, hosts_in_blocks(800, 8)), "sends 1.56 times the bytes"));

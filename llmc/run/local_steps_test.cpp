@@ -274,9 +274,9 @@ TEST_CASE(
         save(me, own, apart, 3);
         Trainee other(local_steps(2), me.arena, me.stream, &me.world);
         for (int step = 11; step <= 12; step++) other.train(step);
-        me.require(!all_zero(other.values("outer_momentum")) &&
-                       other.values("outer_weights") != own.values("outer_weights"),
-                   "nothing to overwrite");
+        me.require(
+            !all_zero(other.values("outer_momentum")) && other.values("outer_weights") != own.values("outer_weights"),
+            "nothing to overwrite");
         load(other, apart, 3, true);   // --reset-optimizer
         me.require(other.values() == own.values() && other.values("outer_weights") == own.values("outer_weights"),
                    "other weights");

@@ -165,9 +165,52 @@ TEST_CASE("streaming steps: what is on its way stays out of a run that deals out
         LocalSteps other = local;
         other.every = 8, other.fragments = 2;
         me.require(after_step_3(other, false) == together, "what left as another fragment arrives");
+        other = local, other.every = 3, other.delay = 2;   // 1 leaves after 2 and 5, and would be on its way until 4
+        me.require(after_step_3(other, false) == together, "fragment 1 arrives early");
+        other.every = 4, other.delay = 3;
+        OptimizerOptions how = streaming(other);
+        Trainee own(how, me.arena, me.stream, &me.world);
+        load(own, folder / "two", 2);
+        own.step.optimizer().outer_step()->restore({0, 1, 0});
+        own.gradients(6);
+        own.step.skip_update(6);   // its turn comes again
+        own.step.result();
+        me.require(own.values("outer_weights") != together && own.step.optimizer().outer_step()->left()[1] == 6,
+                   "a fragment leaves again before it has arrived");
         OuterStep& outer = *whole.step.optimizer().outer_step();
         me.require(!outer.restore({0, 2}) && outer.restore({}) && outer.restore({0, 2, 0}), "what can be restored");
     });
+}
+
+TEST_CASE("streaming steps: what was left out of a fragment that never arrives is forgotten, and of no other") {
+    for (const OuterCompression compression : {OuterCompression::int2_, OuterCompression::topk}) {
+        const SharedFolder folder;
+        on_ranks(replicas_of(2, 1), [&](TestRank& me) {
+            LocalSteps local{.every = 4, .compression = compression, .topk = 0.1f, .fragments = 3, .delay = 2};
+            Trainee whole(streaming(local), me.arena, me.stream, &me.world);
+            for (int step = 1; step <= 7; step++) whole.train(step);
+            save(me, whole, folder / "seven", 7);   // 0 left after 5 and has arrived, 1 after 6
+            const Floats left_out = whole.values("outer_error");
+            const std::vector<int> fragment_of = fragments_of(whole, 3);
+            auto forgets = [&](Trainee& own) {
+                const Floats now = own.values("outer_error");
+                std::vector<bool> has(3, false);
+                for (std::size_t i = 0; i < now.size(); i++) {
+                    if (now[i] != 0) has[static_cast<std::size_t>(fragment_of[i])] = true;
+                }
+                return has == std::vector<bool>{true, false, true};
+            };
+            local.delay = 0;
+            Trainee at_once(streaming(local), me.arena, me.stream, &me.world);
+            load(at_once, folder / "seven", 7);
+            me.require(!all_zero(left_out) && forgets(at_once), "a run without delay keeps, or forgets, other errors");
+            me.require(all_have(me, whole.values("outer_flight")), "replicas have other fragments on their way");
+            whole.step.optimizer().ends_after(8);
+            whole.train(8);
+            me.require(all_have(me, whole.values()) && whole.values() == whole.values("outer_weights"),
+                       "replicas differ after the last step");
+        });
+    }
 }
 
 TEST_CASE("streaming steps: a fragment's move sends its bytes alone, as many in all, between the steps' sums") {

@@ -39,10 +39,10 @@ void Trainer::restore(const RunState& state) {
     parts_.step.optimizer().begins_after(state.moments_began);
     OuterStep* const outer = parts_.step.optimizer().outer_step();
     const bool dropped = outer != nullptr ? !outer->restore(state.outer_left) : !state.outer_left.empty();
-    if (dropped)
-        parts_.log.line("%s",
-                        "local steps: what was on its way between the groups is left out; it goes along "
-                        "when weights move the next time");
+    if (dropped) {
+        parts_.log.line("local steps: what was on its way between the groups is left out%s",
+                        outer != nullptr ? "; it goes along when weights move the next time" : "");
+    }
     parts_.step.stage().router_bias().set(state.router_bias);
 }
 
