@@ -322,7 +322,7 @@ if setpriv --pdeathsig TERM true 2>/dev/null; then
     mkdir -p "$work/late"
     cat >"$work/late/setpriv" <<EOF
 #!/bin/bash
-if [ "\$3" != true ]; then
+if [ "\$3" != true ] && [[ \$(ps -o args= -p \$PPID) == *scripts/launch.sh* ]]; then   # else the other rank has killed it
     kill -KILL \$PPID
     while [ "\$(ps -o ppid= -p \$\$)" -eq \$PPID ]; do sleep 0.02; done
 fi
