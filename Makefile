@@ -102,7 +102,8 @@ MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOUR
 UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
 COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)) \
     $(filter-out $(EXCLUDE),$(wildcard dev/bench/algorithms/*_test.cu)))
-MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)))
+MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)) \
+    $(filter-out $(EXCLUDE),$(wildcard dev/bench/asynchrony/*_test.cu)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
     $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu)),$(COMMON_TESTS))
@@ -195,13 +196,14 @@ deps: ## install the packages that building and testing need (root or sudo)
 BENCH ?= *#            which operations: a shell pattern, as in make bench BENCH='layernorm*'
 BENCH_FLAGS ?=#        --long for larger shapes and more samples, --list to see what there is
 RANKS ?=#              of BENCH=collectives: processes, as in make bench BENCH=collectives RANKS=4 BENCH_FLAGS='--tp 2'
-BENCH_FILES = build/bench/$(DEVICE)-$(PRECISION)$(if $(filter collectives,$(BENCH)),-collectives)
+BENCH_FILES = build/bench/$(DEVICE)-$(PRECISION)$(addprefix -,$(filter collectives asynchrony,$(BENCH)))
 .PHONY: bench
 bench: $(BUILD)/bench ## time every kernel, matmul, attention and the step beside the machine's own speed
 	@mkdir -p build/bench
 	$(if $(RANKS),scripts/launch.sh -n $(RANKS)) $(BUILD)/bench --filter '$(BENCH)' \
 	    --json $(BENCH_FILES).json \
-	    $(if $(filter collectives,$(BENCH)),--picture $(BENCH_FILES).svg --write-machine $(BENCH_FILES)-machine.json) $(BENCH_FLAGS)
+	    $(if $(filter collectives asynchrony,$(BENCH)),--picture $(BENCH_FILES).svg) \
+	    $(if $(filter collectives,$(BENCH)),--write-machine $(BENCH_FILES)-machine.json) $(BENCH_FLAGS)
 
 PROFILE ?=#          options of train_gpt, as in make profile PROFILE='--model gpt2:1558M --micro-batch 4'
 .PHONY: profile

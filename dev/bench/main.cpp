@@ -1,11 +1,13 @@
 // bench: times every kernel, the matmuls, attention and the whole step on the device at hand. `make bench` runs it.
-// `--filter collectives`, started as several ranks (scripts/launch.sh, mpirun), times those.
+// `--filter collectives`, started as several ranks (scripts/launch.sh, mpirun), times those; `--filter asynchrony`
+// trains with late updates.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <utility>
 
+#include "dev/bench/asynchrony.h"
 #include "dev/bench/bench.h"
 #include "dev/bench/collectives.h"
 #include "llmc/io/file.h"
@@ -66,6 +68,20 @@ int bench_collectives(const BenchOptions& options, const CollectivesOptions& ask
     return 0;
 }
 
+int bench_asynchrony(const BenchOptions& options, const std::vector<std::string>& texts, const std::string& picture,
+                     cudaStream_t stream) {
+    if (!picture.empty()) try_output_file(real_files(), "--picture", picture);
+    AsynchronyTrials trials(texts, options.long_run, stream);
+    const std::vector<LateTrial> results =
+        trials.run([](const LateTrial& trial) { std::printf("%s\n", late_trial_row(trial).c_str()); });
+    if (!options.json.empty()) write_json(options.json, late_trials_json(results));
+    if (!picture.empty()) {
+        write_whole(real_files(), picture, late_trials_picture(results));
+        std::printf("picture: %s\n", picture.c_str());
+    }
+    return 0;
+}
+
 }   // namespace
 
 int main(int argc, char** argv) {
@@ -89,21 +105,34 @@ int main(int argc, char** argv) {
         app.add_flag("--algorithms", collectives.algorithms,
                      "of collectives: all-reduces by each algorithm of dev/bench/algorithms, too"));
     of_collectives.push_back(
-        app.add_option("--picture", collectives.picture, "of collectives: bandwidth over size, as SVG"));
+        app.add_option("--picture", collectives.picture,
+                       "of collectives, bandwidth over size, and of asynchrony, losses over workers, as SVG"));
     of_collectives.push_back(
         app.add_option("--write-machine", collectives.write_machine,
                        "of collectives: speeds for train_gpt plan --machine, links from the fits"));
+    std::vector<std::string> texts;
+    CLI::Option* const text_option =
+        app.add_option("--text", texts, "of asynchrony: files to train on, byte by byte (default: docs/*.md)");
     CLI11_PARSE(app, argc, argv);
     try {
         if (options.filter == "collectives") return bench_collectives(options, collectives);
+        const bool asynchrony = options.filter == "asynchrony";
+        if (text_option->count() > 0 && !asynchrony) {
+            throw Error(ErrorKind::usage, "--text is of --filter asynchrony", "Give make bench BENCH=asynchrony.");
+        }
         for (const CLI::Option* option : of_collectives) {
-            if (option->count() == 0) continue;
+            if (option->count() == 0 || (asynchrony && option->get_name() == "--picture")) continue;
             throw Error(ErrorKind::usage, option->get_name() + " is of --filter collectives",
                         "Start several processes: make bench BENCH=collectives RANKS=4.");
         }
         cudaStream_t stream = nullptr;
         CUDA_CHECK(cudaSetDevice(0));
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        if (asynchrony) {
+            const int code = bench_asynchrony(options, texts, collectives.picture, stream);
+            CUDA_CHECK(cudaStreamDestroy(stream));
+            return code;
+        }
         Bench bench(options, stream);
         int code = 0;
         for (const NamedBenchmark& benchmark : all_benchmarks()) {

@@ -56,6 +56,22 @@ verdict $? "GPT-2 124M at 64 x 1024: at most 0.6 MB per token besides matmuls an
 limit 'launches of the first micro-step, norm included' 299 && limit 'launches of a later micro-step' 299
 verdict $? "and under 300 launches per micro-step"
 
+refused() {   # CODE MESSAGE OPTION...
+    "$bench" "${@:3}" >"$work/refused" 2>&1
+    [ $? -eq "$1" ] && grep -qF -- "$2" "$work/refused"
+    verdict $? "${*:3}: $(head -n 2 "$work/refused")"
+}
+head -c 99999 /dev/zero >"$work/short.txt"
+refused 65 "the files have 99999 bytes" --filter asynchrony --text "$work/short.txt"
+refused 74 "$work/missing.txt" --filter asynchrony --text "$work/missing.txt"
+refused 64 "--text is of --filter asynchrony" --filter step --text "$work/short.txt"
+if [ "${1:-}" = all ]; then
+    "$bench" --filter asynchrony --json "$work/late.json" --picture "$work/late.svg" >"$work/late"
+    [ $? -eq 0 ] && [ "$(grep -c ' workers: loss [1-9]' "$work/late")" -eq 25 ] &&
+        [ "$(grep -c '"mean_lateness"' "$work/late.json")" -eq 25 ] && grep -q 'Nesterov, gate' "$work/late.svg"
+    verdict $? "training with late updates: 25 rows, JSON, a picture"
+fi
+
 "$bench" --filter 'no such operation' >"$work/none" 2>&1
 [ $? -eq 64 ] && grep -q 'matches no benchmark' "$work/none"
 verdict $? "a filter that matches nothing is a usage error"
