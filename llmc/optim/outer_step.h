@@ -11,9 +11,9 @@
 // the state "outer_flight", which becomes the replicas' mean on a stream of its own, beside the steps.
 //
 // For P elements that a rank owns, fragments send 8P (R - 1) / R bytes in H steps between R replicas, compressed fewer
-// (compressed_average.h). Sums in fp32 are then sent inside each replica, 4 bytes
-// an element, from the first of the ranks that hold copies to the others: all at ZeRO stage 0, tensors that tp does not
-// cut, copied heads, and a tied tensor, from a pipeline's first stage to the last.
+// (compressed_average.h). Sums in fp32 are then sent inside each replica, 4 bytes an element, from the first of the
+// ranks that hold copies to the others: all at ZeRO stage 0, tensors that tp does not cut, copied heads, and a tied
+// tensor, from a pipeline's first stage to the last.
 #pragma once
 
 #include <memory>

@@ -10,12 +10,6 @@ using namespace trainee_testing;
 
 namespace {
 
-OptimizerOptions with_local(const LocalSteps& local) {
-    OptimizerOptions how = options();
-    how.local = local;
-    return how;
-}
-MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
 const LocalSteps some{.every = 2, .momentum = 0.95f, .compression = OuterCompression::topk, .topk = 0.05f};
 
 // Returns the values of all replicas, of ranks that own all.
@@ -33,7 +27,7 @@ std::vector<Floats> of_all(TestRank& me, const Floats& own) {
 TEST_CASE("largest ways: moves of two and of three replicas are those made by hand, and so is what is left out") {
     for (const int R : {2, 3}) {
         on_ranks(replicas_of(R, 1), [&](TestRank& me) {
-            Trainee own(with_local(some), me.arena, me.stream, &me.world);
+            Trainee own(options(some), me.arena, me.stream, &me.world);
             std::vector<Floats> errors(static_cast<std::size_t>(R), Floats(own.values().size(), 0.0f));
             std::vector<Floats> weights;
             for (int step = 1; step <= 6; step++) {
@@ -93,9 +87,9 @@ TEST_CASE("largest ways: moves of two and of three replicas are those made by ha
 TEST_CASE("largest ways: all of them, without momentum, are a move in fp32") {
     on_ranks(replicas_of(2, 2), [&](TestRank& me) {
         LocalSteps local{.every = 2, .momentum = 0};
-        Trainee exact(with_local(local), me.arena, me.stream, &me.world, 1);
+        Trainee exact(options(local), me.arena, me.stream, &me.world, 1);
         local.compression = OuterCompression::topk, local.topk = 1;
-        Trainee own(with_local(local), me.arena, me.stream, &me.world, 1);
+        Trainee own(options(local), me.arena, me.stream, &me.world, 1);
         for (int step = 1; step <= 4; step++) exact.train(step), own.train(step);
         const double apart = distance(own.values(), exact.values());
         me.require(apart < 1e-6 && all_zero(own.values("outer_error")), "a weight is ", apart, " away");
@@ -106,7 +100,7 @@ TEST_CASE("largest ways: 8 bytes each, to every other replica; resumed after eve
     for (const int R : {2, 3}) {
         const SharedFolder folder;
         on_ranks(replicas_of(R, 2), [&](TestRank& me) {
-            Trainee own(with_local(some), me.arena, me.stream, &me.world, 1);
+            Trainee own(options(some), me.arena, me.stream, &me.world, 1);
             double entries = 0;
             for (const TensorLayout& tensor : own.stage.storage().tensors()) {
                 const std::vector<OwnedRange> ranges =
@@ -123,7 +117,7 @@ TEST_CASE("largest ways: 8 bytes each, to every other replica; resumed after eve
                 me.require(sent == expected, "step ", step, " sent ", sent, " bytes, expected ", expected);
                 save(me, own, folder / "runs", step);
             }
-            Trainee resumed(with_local(some), me.arena, me.stream, &me.world, 1);
+            Trainee resumed(options(some), me.arena, me.stream, &me.world, 1);
             for (int from = 1; from < 6; from++) {
                 load(resumed, folder / "runs", from);
                 for (int step = from + 1; step <= 6; step++) resumed.train(step);

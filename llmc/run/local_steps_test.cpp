@@ -16,11 +16,8 @@ using namespace trainee_testing;
 namespace {
 
 OptimizerOptions local_steps(int every, float lr = 0.7f, float momentum = 0.9f) {
-    OptimizerOptions how = options();
-    how.local = {every, lr, momentum};
-    return how;
+    return options({every, lr, momentum});
 }
-MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
 
 }   // namespace
 

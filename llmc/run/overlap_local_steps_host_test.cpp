@@ -15,9 +15,7 @@ constexpr int replicas = 2;
 std::vector<host::Recording> record_steps(const LocalSteps& local) {
     std::vector<host::Recording> recordings(replicas);
     on_ranks(MeshShape{1, replicas, 1, 1, 1}, [&](TestRank& me) {
-        OptimizerOptions how = options();
-        how.local = local;
-        Trainee own(how, me.arena, me.stream, &me.world);
+        Trainee own(options(local), me.arena, me.stream, &me.world);
         for (int step = 1; step <= local.every; step++) own.train(step);
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] {

@@ -11,13 +11,6 @@ using namespace trainee_testing;
 
 namespace {
 
-OptimizerOptions streaming(const LocalSteps& local) {
-    OptimizerOptions how = options();
-    how.local = local;
-    return how;
-}
-MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
-
 const LocalSteps streams[] = {
     {.every = 3, .fragments = 2},
     {.every = 4, .fragments = 3, .delay = 1, .blend = 0.5f},
@@ -48,11 +41,11 @@ TEST_CASE("streaming steps: fragments of two and of three replicas are single pr
     constexpr int last = 11;
     auto check = [](const LocalSteps& local, int R) {
         on_ranks(replicas_of(R, 1), [&](TestRank& me) {
-            Trainee own(streaming(local), me.arena, me.stream, &me.world);
+            Trainee own(options(local), me.arena, me.stream, &me.world);
             own.step.optimizer().ends_after(last);
             std::vector<std::unique_ptr<Trainee>> alone;
             for (int k = 0; k < R; k++) {
-                alone.push_back(std::make_unique<Trainee>(streaming({}), me.arena, me.stream));
+                alone.push_back(std::make_unique<Trainee>(options({}), me.arena, me.stream));
             }
             const std::vector<int> fragment_of = fragments_of(own, local.fragments);
             const Floats begin = alone[0]->values();
@@ -123,12 +116,12 @@ TEST_CASE("streaming steps: resumed after every step to the bit, whatever is on 
             const SharedFolder folder;
             on_ranks(replicas_of(2, zero > 0 ? 2 : 1), [&](TestRank& me) {
                 constexpr int last = 7;
-                Trainee whole(streaming(local), me.arena, me.stream, &me.world, zero);
+                Trainee whole(options(local), me.arena, me.stream, &me.world, zero);
                 for (int step = 1; step <= last; step++) {
                     whole.train(step);
                     save(me, whole, folder / "runs", step);
                 }
-                Trainee resumed(streaming(local), me.arena, me.stream, &me.world, zero);
+                Trainee resumed(options(local), me.arena, me.stream, &me.world, zero);
                 for (int step = 1; step <= last; step++) resumed.train(step);   // nobody waits for what is on its way
                 me.require(bits(resumed.values()) == bits(whole.values()), "a look at the weights changes them");
                 for (int from = 1; from < last; from++) {
@@ -148,14 +141,14 @@ TEST_CASE("streaming steps: what is on its way stays out of a run that deals out
     const SharedFolder folder;
     on_ranks(replicas_of(2, 1), [&](TestRank& me) {
         const LocalSteps local = streams[1];   // fragment 0 leaves after 1, fragment 1 after 2 and arrives after 3
-        Trainee whole(streaming(local), me.arena, me.stream, &me.world);
+        Trainee whole(options(local), me.arena, me.stream, &me.world);
         for (int step = 1; step <= 2; step++) whole.train(step);
         save(me, whole, folder / "two", 2);
         const std::vector<int> left = whole.step.optimizer().outer_step()->left();
         me.require(left == std::vector<int>{0, 2, 0}, "on their way: ", left[0], ", ", left[1], ", ", left[2]);
         const Floats together = whole.values("outer_weights");
         auto after_step_3 = [&](const LocalSteps& other, bool reset) {
-            Trainee own(streaming(other), me.arena, me.stream, &me.world);
+            Trainee own(options(other), me.arena, me.stream, &me.world);
             load(own, folder / "two", 2, reset);
             own.train(3);
             return own.values("outer_weights");
@@ -168,7 +161,7 @@ TEST_CASE("streaming steps: what is on its way stays out of a run that deals out
         other = local, other.every = 3, other.delay = 2;   // 1 leaves after 2 and 5, and would be on its way until 4
         me.require(after_step_3(other, false) == together, "fragment 1 arrives early");
         other.every = 4, other.delay = 3;
-        OptimizerOptions how = streaming(other);
+        OptimizerOptions how = options(other);
         Trainee own(how, me.arena, me.stream, &me.world);
         load(own, folder / "two", 2);
         own.step.optimizer().outer_step()->restore({0, 1, 0});
@@ -187,7 +180,7 @@ TEST_CASE("streaming steps: what was left out of a fragment that never arrives i
         const SharedFolder folder;
         on_ranks(replicas_of(2, 1), [&](TestRank& me) {
             LocalSteps local{.every = 4, .compression = compression, .topk = 0.1f, .fragments = 3, .delay = 2};
-            Trainee whole(streaming(local), me.arena, me.stream, &me.world);
+            Trainee whole(options(local), me.arena, me.stream, &me.world);
             for (int step = 1; step <= 7; step++) whole.train(step);
             save(me, whole, folder / "seven", 7);   // 0 left after 5 and has arrived, 1 after 6
             const Floats left_out = whole.values("outer_error");
@@ -201,7 +194,7 @@ TEST_CASE("streaming steps: what was left out of a fragment that never arrives i
                 return has == std::vector<bool>{true, false, true};
             };
             local.delay = 0;
-            Trainee at_once(streaming(local), me.arena, me.stream, &me.world);
+            Trainee at_once(options(local), me.arena, me.stream, &me.world);
             load(at_once, folder / "seven", 7);
             me.require(!all_zero(left_out) && forgets(at_once), "a run without delay keeps, or forgets, other errors");
             me.require(all_have(me, whole.values("outer_flight")), "replicas have other fragments on their way");
@@ -216,7 +209,7 @@ TEST_CASE("streaming steps: what was left out of a fragment that never arrives i
 TEST_CASE("streaming steps: a fragment's move sends its bytes alone, as many in all, between the steps' sums") {
     on_ranks(replicas_of(2, 1), [&](TestRank& me) {
         for (const LocalSteps& local : {streams[0], streams[1], streams[2]}) {
-            Trainee own(streaming(local), me.arena, me.stream, &me.world);
+            Trainee own(options(local), me.arena, me.stream, &me.world);
             std::vector<double> elements(static_cast<std::size_t>(local.fragments), 0.0);
             for (const TensorLayout& tensor : own.stage.storage().tensors()) {
                 elements[static_cast<std::size_t>(own.stage.table()[tensor.param].unit % local.fragments)] +=
@@ -241,9 +234,9 @@ TEST_CASE("streaming steps: in 8 or 2 bits replicas find the same, near that in 
         const double near = compression == OuterCompression::int8 ? 1e-3 : 1e-2;
         on_ranks(replicas_of(2, 2), [&](TestRank& me) {
             LocalSteps local = streams[1];
-            Trainee exact(streaming(local), me.arena, me.stream, &me.world, 1);
+            Trainee exact(options(local), me.arena, me.stream, &me.world, 1);
             local.compression = compression;
-            Trainee own(streaming(local), me.arena, me.stream, &me.world, 1);
+            Trainee own(options(local), me.arena, me.stream, &me.world, 1);
             for (int step = 1; step <= 8; step++) {
                 exact.train(step), own.train(step);
                 const ReplicaHashes hashes = replica_hashes(tensors_of(own.step), me.stream);

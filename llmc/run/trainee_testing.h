@@ -27,6 +27,14 @@ inline OptimizerOptions options() {
     return how;
 }
 
+inline OptimizerOptions options(const LocalSteps& local) {
+    OptimizerOptions how = options();
+    how.local = local;
+    return how;
+}
+// Returns the mesh of so many replicas of local steps, of `ranks` data-parallel ranks each.
+inline MeshShape replicas_of(int replicas, int ranks) { return {1, replicas * ranks, 1, 1, replicas == 1 ? 0 : ranks}; }
+
 // Samples of a step's gradients: of rank `rank` of the data (-1: this one) and the `ranks` - 1 after it, in as many
 // micro-batches. `huge`: gradients so large that no float holds their norm, though the loss is finite.
 struct Samples {
