@@ -103,7 +103,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
 
     std::string about_compression;   // timed before there is anything that compression keeps
     if (const GradCompression how = options.grad_compression.how; how != GradCompression::none) {
-        about_compression = compression_in_words(how, step.time_reductions());
+        about_compression = compression_in_words(how, step.time_reductions(), groups.replicas != nullptr);
         world.synchronised();
     }
 

@@ -23,12 +23,21 @@ std::string unit_file(const char* kind, const ParamTable& table, int unit, int r
                 formatted("%s-%05d-of-%05d.safetensors", kind, unit + 1, table.units()));
 }
 
-std::string data_rank_file(const ParamTable& table, int unit, int data_rank) {
-    return text("data-rank-", data_rank, "-", unit_file("optimizer", table, unit));
+// Returns the file of what one of compressed_sums() has for itself. With groups the number is a group's.
+std::string file_of_sum(const ParamTable& table, int unit, int sum) {
+    return text("data-rank-", sum, "-", unit_file("optimizer", table, unit));
 }
 
-// Calls use(writer, unit, param, state, data_rank) for all that a stage saves, in the order of gathering. `writer`:
-// rank of the stage that writes it; `state`: null for the parameters; `data_rank`: -1 for what all of them have alike.
+// Returns a rank of the stage that has a unit's part of a sum: a data-parallel rank, or one of a group; their tp ranks
+// take turns.
+int writer_of_sum(const MeshShape& mesh, int sum, int unit) {
+    const int ranks = mesh.stage() / compressed_sums(mesh);
+    return sum * ranks + unit % ranks;
+}
+
+// Calls use(writer, unit, param, state, sum) for all that a stage saves, in the order of gathering. `writer`: rank of
+// the stage that writes it; `state`: null for the parameters; `sum`: one of compressed_sums(), or -1 for what all of
+// them have alike.
 template <class Use>
 void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     int writer = 0;   // units are dealt out in turns
@@ -38,19 +47,19 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
             for (int param : params) use(writer, unit.unit, param, nullptr, -1);
         }
         for (const OptimizerState& state : tensors.states) {
-            if (state.of_data_rank) continue;                   // below
+            if (state.of_sum) continue;                         // below
             if (tensors.replica > 0 && state.outer) continue;   // the first replica has the same
             for (int param : params) {
                 if (state.find(param) != nullptr) use(writer, unit.unit, param, &state, -1);
             }
         }
         const MeshShape& mesh = tensors.storage().place().mesh;
-        for (int data_rank = 0; data_rank < group_size(mesh, zero_axes); data_rank++) {   // each by one of its tp ranks
+        for (int sum = 0; sum < compressed_sums(mesh); sum++) {
             for (const OptimizerState& state : tensors.states) {
-                if (!state.of_data_rank) continue;
+                if (!state.of_sum) continue;
                 for (int param : params) {
                     if (state.find(param) == nullptr) continue;
-                    use(data_rank * mesh.tp + unit.unit % mesh.tp, unit.unit, param, &state, data_rank);
+                    use(writer_of_sum(mesh, sum, unit.unit), unit.unit, param, &state, sum);
                 }
             }
         }
@@ -134,7 +143,7 @@ void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, co
 }   // namespace
 
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
-                                      int replicas, int data_ranks) {
+                                      int replicas, int sums) {
     const std::size_t copies = has_weights(states) ? 1 : 2;   // without masters, parameters are in both files
     std::uint64_t bytes = 0;
     for (const ParamInfo& info : table.all()) {
@@ -145,8 +154,7 @@ std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector
             if (!state.keeps(info)) continue;
             const auto of_state =
                 state.shape != nullptr ? static_cast<std::uint64_t>(state.shape(info.tensor).elements()) : elements;
-            const std::size_t others =
-                (state.outer ? 0 : more) + static_cast<std::size_t>(state.of_data_rank ? data_ranks - 1 : 0);
+            const std::size_t others = (state.outer ? 0 : more) + static_cast<std::size_t>(state.of_sum ? sums - 1 : 0);
             bytes += of_state * (1 + others) * sizeof(float);
         }
     }
@@ -175,10 +183,10 @@ HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer
 std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
     constexpr std::size_t line = 64;   // bytes; tensors begin at multiples of it
     std::size_t bytes = 0;
-    for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int data) {
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int sum) {
         if (writer != gatherer.rank()) return;
         const ParamInfo& info = (state != nullptr ? state->storage->table() : table_)[param];
-        held_.push_back({unit, &info, state != nullptr ? state->name : "", data, bytes});
+        held_.push_back({unit, &info, state != nullptr ? state->name : "", sum, bytes});
         const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
         bytes += static_cast<std::size_t>(info.tensor.elements()) * size;
         bytes = (bytes + line - 1) / line * line;
@@ -194,13 +202,13 @@ std::span<T> HostTensors::values_of(const Held& held) const {
 
 void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) {
     std::size_t next = 0;   // index into held_
-    for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state, int data) {
+    for_saved(tensors, gatherer.ranks(), [&](int writer, int, int param, const OptimizerState* state, int sum) {
         const Held* const held = writer == gatherer.rank() ? &held_[next++] : nullptr;
         auto gather = [&]<class T>(const ModelState<T>& values, bool only_owned) {
             gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer, only_owned);
         };
         if (state != nullptr) {
-            gather(state->values, data < 0);   // values of the writer's data rank, or of the owners
+            gather(state->values, sum < 0);   // values of the writer's sum, or of the owners
         } else {
             gather(tensors.parameters, false);
         }
@@ -211,9 +219,8 @@ void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) 
 void HostTensors::write(CheckpointWriter& checkpoint) const {
     auto first = held_.begin();
     while (first != held_.end()) {
-        const auto past = std::find_if(first, held_.end(), [&](const Held& held) {
-            return held.unit != first->unit || held.data_rank != first->data_rank;
-        });
+        const auto past = std::find_if(
+            first, held_.end(), [&](const Held& held) { return held.unit != first->unit || held.sum != first->sum; });
         write_unit(checkpoint, {first, past});
         first = past;
     }
@@ -231,8 +238,8 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
         exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
                          is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
     }
-    const int number = unit.front().unit, data_rank = unit.front().data_rank;
-    if (replica_ == 0 && data_rank < 0) {
+    const int number = unit.front().unit, sum = unit.front().sum;
+    if (replica_ == 0 && sum < 0) {
         SafetensorsWriter model = checkpoint.create(unit_file("model", table_, number), parameters, {{"format", "pt"}});
         for (const Held& held : unit) {
             if (is_parameter(held)) write_hugging_face(model, table_, *held.info, values_of<const floatX>(held));
@@ -240,8 +247,7 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
         model.finish();
     }
     SafetensorsWriter optimizer = checkpoint.create(
-        data_rank < 0 ? unit_file("optimizer", table_, number, replica_) : data_rank_file(table_, number, data_rank),
-        exact, {});
+        sum < 0 ? unit_file("optimizer", table_, number, replica_) : file_of_sum(table_, number, sum), exact, {});
     for (const Held& held : unit) {
         const auto count = static_cast<std::size_t>(held.info->exported_elements());
         if (!is_parameter(held)) {
@@ -332,7 +338,7 @@ int tensors_not_taken(const FileSystem& files, const std::string& folder, const 
                       const OptimizerStateSpec& state) {
     int count = 0;
     for (int unit = 0; unit < table.units(); unit++) {
-        const std::string name = folder + "/" + data_rank_file(table, unit, 0);
+        const std::string name = folder + "/" + file_of_sum(table, unit, 0);
         if (!files.exists(name)) continue;
         const SafetensorsFile file(files, name);
         for (const int param : table.unit_params(unit)) {
@@ -343,16 +349,16 @@ int tensors_not_taken(const FileSystem& files, const std::string& folder, const 
     return count;
 }
 
-int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table) {
-    auto has_any = [&](int rank) {   // a unit without such states has no file
+int saved_sums(const FileSystem& files, const std::string& folder, const ParamTable& table) {
+    auto has_any = [&](int sum) {   // a unit without such states has no file
         for (int unit = 0; unit < table.units(); unit++) {
-            if (files.exists(folder + "/" + data_rank_file(table, unit, rank))) return true;
+            if (files.exists(folder + "/" + file_of_sum(table, unit, sum))) return true;
         }
         return false;
     };
-    int ranks = 0;
-    while (has_any(ranks)) ranks++;
-    return ranks;
+    int sums = 0;
+    while (has_any(sums)) sums++;
+    return sums;
 }
 
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
@@ -363,9 +369,9 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         if (state.optional) state.values.zero(stream);
     }
     const MeshShape& mesh = storage.place().mesh;
-    const bool as_many = saved_data_ranks(files, folder, table) == group_size(mesh, zero_axes);
-    std::optional<SafetensorsFile> first, of_replica, of_data_rank;   // first: the first replica's; the rest this one's
-    int unit = -1;                                                    // unit whose files are open
+    const bool as_many = saved_sums(files, folder, table) == compressed_sums(mesh);
+    std::optional<SafetensorsFile> first, of_replica, of_sum;   // first: the first replica's; the rest this one's
+    int unit = -1;                                              // unit whose files are open
     for (const TensorLayout& place : storage.tensors()) {
         const ParamInfo& info = table[place.param];
         if (info.unit != unit) {
@@ -373,10 +379,11 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
             first.emplace(files, folder + "/" + unit_file("optimizer", table, info.unit));
             of_replica.reset();   // a replica that the run did not have begins as the first one
             if (tensors.replica > 0 && files.exists(name)) of_replica.emplace(files, name);
-            const std::string of_rank =
-                folder + "/" + data_rank_file(table, info.unit, group_rank(mesh, storage.place().at, zero_axes));
-            of_data_rank.reset();
-            if (as_many && files.exists(of_rank)) of_data_rank.emplace(files, of_rank);
+            const AxisSet sums = compresses_between_groups(mesh) ? replica_axes : zero_axes;
+            const std::string own =
+                folder + "/" + file_of_sum(table, info.unit, group_rank(mesh, storage.place().at, sums));
+            of_sum.reset();
+            if (as_many && files.exists(own)) of_sum.emplace(files, own);
         }
         unit = info.unit;
         const SafetensorsFile& file = of_replica ? *of_replica : *first;
@@ -395,8 +402,8 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);
         for (const OptimizerState& state : tensors.states) {
             const TensorLayout* const kept = state.find(place.param);
-            if (kept == nullptr || (state.of_data_rank && !of_data_rank)) continue;
-            const SafetensorsFile& from = state.of_data_rank ? *of_data_rank : state.outer ? *first : file;
+            if (kept == nullptr || (state.of_sum && !of_sum)) continue;
+            const SafetensorsFile& from = state.of_sum ? *of_sum : state.outer ? *first : file;
             const TensorEntry* const entry = from.find(state.name + "." + info.name);
             const bool fits =   // else of another layout or rank
                 state.shape == nullptr ||

@@ -9,13 +9,13 @@
 //                                          "parameter.<name>" in the build's precision
 // With local steps these are of the first replica, and each other one has optimizer files of its own, whose names begin
 // with "replica-1-" and so on: what it needs to go on by itself.
-// With compressed gradients each of the N data-parallel ranks has files besides, "data-rank-0-optimizer-..." to N - 1,
-// with "gradient_error.<name>", what compression has left out of its gradients; as many ranks go on with them.
-// "gradient_factor.<name>", right factors of powersgd, is in the first kind of files, in a shape of its own, which
-// depends on how tp cuts the matrix. Nothing else in the files depends on the mesh or the ZeRO stage. Each unit is
-// written by one rank of the stage that holds it (a tied embedding: of the first stage). Units are dealt out in turns,
-// so that the ranks of a stage write at the same time. A rank reads the ranges that it keeps, and the headers;
-// parameters that have masters are rounded from them.
+// With compressed gradients each of the N data-parallel ranks, or with --zero-group each group, has files besides,
+// "data-rank-0-optimizer-..." to N - 1, with "gradient_error.<name>", what compression has left out of its gradients;
+// as many of them go on with it. "gradient_factor.<name>", right factors of powersgd, is in the first kind of files, in
+// a shape of its own, which depends on how tp cuts the matrix. Nothing else in the files depends on the mesh or the
+// ZeRO stage. Each unit is written by one rank of the stage that holds it (a tied embedding: of the first stage). Units
+// are dealt out in turns, so that the ranks of a stage write at the same time. A rank reads the ranges that it keeps,
+// and the headers; parameters that have masters are rounded from them.
 //
 // Host memory per rank: pinned memory for the tensors that it writes, from its first checkpoint on, and 16 MiB while it
 // reads. So a run waits only for the copy to host memory; a thread writes the files while the run goes on.
@@ -46,9 +46,9 @@ struct TrainedTensors {
 std::string tensor_index(const ParamTable& table);
 
 // Bytes of a checkpoint's tensors; its other files are small.
-// `replicas`: models that take local steps. `data_ranks`: ranks that have states of their own.
+// `replicas`: models that take local steps. `sums`: compressed_sums().
 std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector<OptimizerStateSpec>& states,
-                                      int replicas = 1, int data_ranks = 1);
+                                      int replicas = 1, int sums = 1);
 
 // Tensors that this rank writes, in host memory. Made once, filled for each checkpoint.
 class HostTensors {
@@ -70,7 +70,7 @@ private:
         int unit;
         const ParamInfo* info;   // in the shape that is saved
         std::string state;       // empty: the parameter
-        int data_rank;           // -1: all have the same
+        int sum;                 // one of compressed_sums(); -1: all have the same
         std::size_t offset;      // in bytes
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
@@ -96,17 +96,17 @@ bool holds_state(const FileSystem& files, const std::string& folder, const Param
 // Tells whether a checkpoint holds this rank's tensors of a state, in their shapes.
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state);
 
-// Returns how many tensors a checkpoint has of a state that each data-parallel rank has its own of, and this run does
+// Returns how many tensors a checkpoint has of a state that each of compressed_sums() has its own of, and this run does
 // not keep.
 int tensors_not_taken(const FileSystem& files, const std::string& folder, const ParamTable& table,
                       const OptimizerStateSpec& state);
 
-// Returns the number of data-parallel ranks of which a checkpoint holds states of their own; 0: it holds none.
-int saved_data_ranks(const FileSystem& files, const std::string& folder, const ParamTable& table);
+// Returns of how many compressed_sums() a checkpoint holds states of their own; 0: it holds none.
+int saved_sums(const FileSystem& files, const std::string& folder, const ParamTable& table);
 
 // Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
 // model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
 // master weights, and the weights from which local steps began. Averages that are not read start from the weights.
-// States of data-parallel ranks are read if the files are of as many, else zero.
+// States of compressed_sums() are read if the files are of as many, else zero.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

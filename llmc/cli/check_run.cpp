@@ -227,7 +227,7 @@ std::string RunCheck::check_disk() const {
     const int replicas = options_.local.every > 0 ? replica_of(world_.mesh(), world_.at()).replicas : 1;
     const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config),
                                                                     optimizer_states(options_, world_.mesh()), replicas,
-                                                                    group_size(world_.mesh(), zero_axes))),
+                                                                    compressed_sums(world_.mesh()))),
                  bytes = each * static_cast<double>(more);
     const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
                                    ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");

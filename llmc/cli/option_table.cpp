@@ -330,9 +330,9 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--outer-blend", o.local.blend, 0, 0.9999999f,
            "share of its own weights that a group keeps when those of all arrive");
     choice("--grad-compression", o.grad_compression.how,
-           "in what gradients travel between data-parallel ranks under --zero 0 and 1: as they are, in bf16, in 8 bits "
-           "with a scale for 256 of them, only the largest, or matrices as products of two thin ones; what is left out "
-           "goes along in the next step");
+           "in what gradients travel between data-parallel ranks under --zero 0 and 1, or between the groups of "
+           "--zero-group: as they are, in bf16, in 8 bits with a scale for 256 of them, only the largest, or matrices "
+           "as products of two thin ones; what is left out goes along in the next step");
     number("--grad-topk", o.grad_compression.topk, 1.0f / 1024, 1,
            "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels");
     number("--grad-rank", o.grad_compression.rank, 1, 256,

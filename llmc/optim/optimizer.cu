@@ -234,18 +234,27 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     }
     if (const GradCompressionOptions& how = options.grad_compression; how.how != GradCompression::none) {
         const auto keeps = [mesh, how](const ParamInfo& info) { return is_compressed(info.tensor, mesh, how); };
-        states.push_back(
-            {.name = kGradientError, .optional = true, .of_data_rank = true, .of_compression = true, .keeps = keeps});
+        const StateKind sent = compresses_between_groups(mesh) ? StateKind::optimizer : StateKind::gradients;
+        states.push_back({.name = kGradientError,
+                          .optional = true,
+                          .of_sum = true,
+                          .of_compression = true,
+                          .laid_out_as = sent,
+                          .keeps = keeps});
         if (how.how == GradCompression::powersgd) {
             states.push_back(
                 {.name = kGradientFactor,
                  .optional = true,
                  .of_compression = true,
+                 .laid_out_as = StateKind::gradients,
                  .keeps = keeps,
                  .shape = [mesh, how](const TensorSpec& tensor) { return right_factor_of(tensor, mesh, how.rank); }});
         }
     }
-    if (options.staleness > 0) states.push_back({.name = kDelayedGradient, .optional = true, .delayed = true});
+    if (options.staleness > 0) {
+        states.push_back(
+            {.name = kDelayedGradient, .optional = true, .delayed = true, .laid_out_as = StateKind::gradients});
+    }
     return states;
 }
 

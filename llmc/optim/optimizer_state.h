@@ -23,9 +23,10 @@ struct OptimizerStateSpec {
     bool averages = false;         // average of the weights so far; begins as the weights, also if a file has none
     bool outer = false;            // local steps: replicas have the same
     bool optional = false;         // begins as zero if a file has none
-    bool delayed = false;          // gradients of the step before: laid out as gradients are; valid where owned
-    bool of_data_rank = false;     // each data-parallel rank has another
-    bool of_compression = false;   // kept by compressed gradients, laid out as gradients are
+    bool delayed = false;          // gradients of the step before; valid where owned
+    bool of_sum = false;           // each of compressed_sums() has another
+    bool of_compression = false;   // kept by compressed gradients
+    StateKind laid_out_as = StateKind::optimizer;
     std::function<bool(const ParamInfo&)> keeps = [](const ParamInfo&) { return true; };   // true: the parameter has it
     std::function<TensorSpec(const TensorSpec&)> shape = nullptr;   // its shape, if not the parameter's
 };
@@ -35,8 +36,7 @@ struct OptimizerState : OptimizerStateSpec {
     OptimizerState(const OptimizerStateSpec& spec, const ParamStorage& parameters, Arena& arena)
         : OptimizerStateSpec(spec),
           storage(std::make_unique<ParamStorage>(parameters, keeps, shape)),
-          values(arena, "optimizer " + name, *storage,
-                 delayed || of_compression ? StateKind::gradients : StateKind::optimizer) {}
+          values(arena, "optimizer " + name, *storage, laid_out_as) {}
 
     // Returns where this rank keeps the state of a parameter; null if it does not.
     const TensorLayout* find(int param) const { return storage->find(param); }

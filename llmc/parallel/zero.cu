@@ -27,9 +27,9 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
         arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
                                              static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
     }
-    if (states_.compression.how != GradCompression::none && groups.zero != nullptr) {
-        compressed_ =
-            compressed_gradients(states_.compression, states_.gradients, states_.compressed, *groups.zero, arena);
+    Communicator* const sums = groups.replicas != nullptr ? groups.replicas : groups.zero;
+    if (states_.compression.how != GradCompression::none && sums != nullptr) {
+        compressed_ = compressed_gradients(states_.compression, states_.gradients, states_.compressed, *sums, arena);
     }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
@@ -197,7 +197,8 @@ void Zero::gradients_ready(int slot) {
 // Stages 0 and 1: reduces in place.
 void Zero::reduce(int slot) {
     const StateBuffers& gradients = states_.gradients;
-    CompressedGradients* const compressed = compresses_ ? compressed_.get() : nullptr;
+    CompressedGradients* const compressed =
+        compresses_ && groups_.replicas == nullptr ? compressed_.get() : nullptr;   // else between groups, below
     if (compressed) compressed->reduce(slot, traffic());
     auto travels = [&](const TensorLayout& tensor) { return !compressed || !compressed->takes(tensor); };
     for (const SpanLayout& span : spans(slot)) {
@@ -225,24 +226,35 @@ void Zero::reduce(int slot) {
                 });
             }
         });
+    }
+    sum_between_groups(slot);
+}
+
+// Sums the shards of a unit's gradients over the ranks that keep them.
+void Zero::sum_between_groups(int slot) {
+    CompressedGradients* const compressed = compresses_ && groups_.replicas != nullptr ? compressed_.get() : nullptr;
+    if (compressed) compressed->reduce(slot, traffic());
+    for (const SpanLayout& span : spans(slot)) {
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
         for_tensors(span, copies, [&](const TensorLayout& tensor) {
+            if (compressed && compressed->takes(tensor)) return;
             const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
-            if (kept > 0) sum_gradients(*copies, gradients.owned(tensor.param), kept, traffic());
+            if (kept > 0) sum_gradients(*copies, states_.gradients.owned(tensor.param), kept, traffic());
         });
     }
 }
 
 ReductionTimes Zero::time_reductions() {
-    ENSURE(!shards(StateKind::gradients), "gradients that are summed to shards, timed");
     compute_before_traffic();
     states_.gradients.zero(traffic());
     const auto seconds = [&](bool compresses) {
         compress(compresses);
         return least_seconds(
             [&] {
-                for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) reduce(slot);
+                for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
+                    groups_.replicas != nullptr ? sum_between_groups(slot) : reduce(slot);
+                }
             },
             traffic(), 2);
     };
@@ -268,10 +280,7 @@ void Zero::reduce_to_shards(int slot, bool first, bool last) {
         with_gradient_type<floatX>(kept.type,
                                    [&]<class G> { accumulate(kept.as<G>(), arrived.as<G>(), unit.kept, traffic()); });
     }
-    for (const SpanLayout& span : unit.spans) {
-        Communicator* const copies = last ? replicas(span) : nullptr;
-        if (copies) sum_gradients(*copies, kept + span.kept_offset, static_cast<std::size_t>(span.kept), traffic());
-    }
+    if (last) sum_between_groups(slot);
 }
 
 void Zero::finish_gradients() {

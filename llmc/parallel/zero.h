@@ -33,8 +33,8 @@
 // Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
 // Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
-// With --grad-compression gradients travel in fewer bytes instead, at stages 0 and 1
-// (llmc/parallel/compression/compressed_gradients.h).
+// With --grad-compression gradients travel in fewer bytes instead, between groups if there are several, or else at
+// stages 0 and 1 (llmc/parallel/compression/compressed_gradients.h).
 //
 // Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
 // buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
@@ -56,7 +56,8 @@ struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
     bool delayed = false;                      // `gradients` are delayed ones, which reduce_delayed() reduces
-    GradCompressionOptions compression = {};   // how sums travel over `ZeroGroups::zero`; stages 0 and 1
+    GradCompressionOptions compression = {};   // how sums travel over `ZeroGroups::replicas`, or, if there are none,
+                                               // over `zero` at stages 0 and 1
     CompressionStates compressed = {};
 };
 
@@ -87,7 +88,8 @@ public:
     void wait_for_reductions() { travelled_.wait(compute_); }
     // With false, lets gradients travel as they are from now on, and what compression has left out stays as it is.
     void compress(bool on) { compresses_ = on; }
-    // Times sums of gradients that are zero, of which compression keeps nothing. Before the first step; collective.
+    // Times sums of gradients that are zero, of which compression keeps nothing: those between groups if there are
+    // several. Before the first step; collective.
     ReductionTimes time_reductions();
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
     void parameters_changed();
@@ -123,6 +125,7 @@ private:
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);
     void reduce(int slot);
+    void sum_between_groups(int slot);
     void reduce_to_shards(int slot, bool first, bool last);
 
     const ParamStorage& storage_;

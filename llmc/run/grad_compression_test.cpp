@@ -3,46 +3,12 @@
 #include <doctest/doctest.h>
 
 #include "llmc/parallel/compression/compressed_gradients.h"
+#include "llmc/run/grad_compression_testing.h"
 #include "llmc/run/stopping/health.h"
-#include "llmc/run/trainee_testing.h"
 
-using namespace trainee_testing;
+using namespace grad_compression_testing;
 
 namespace {
-
-constexpr GradCompressionOptions bf16_blocks{GradCompression::bf16_}, int8_blocks{GradCompression::int8},
-    largest_ones{GradCompression::topk, 0.25f}, low_rank{.how = GradCompression::powersgd, .rank = 2};
-constexpr GradCompressionOptions codecs[]{bf16_blocks, int8_blocks, largest_ones, low_rank};
-
-OptimizerOptions compressed(const GradCompressionOptions& codec) {
-    OptimizerOptions how = options();
-    how.grad_compression = codec;
-    return how;
-}
-
-// Values of a state laid out as gradients are: of all this rank holds, or only of what it owns. Zeros for tensors that
-// do not have it.
-Floats values_of(Trainee& own, const ModelState<float>& state, bool owned) {
-    own.step.finish_reductions();
-    Floats all;
-    const ParamStorage& storage = own.stage.storage();
-    for (const TensorLayout& tensor : storage.tensors()) {
-        const StateKind kind = owned ? StateKind::optimizer : StateKind::gradients;
-        const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, kind));
-        Floats part(count);
-        if (const TensorLayout* const place = state.storage().find(tensor.param); place != nullptr) {
-            const float* const from = owned ? state.owned(place->param) : state.tensor(place->param);
-            const auto buffer = state.unit(place->slot);
-            part = buffer.download(own.stream, static_cast<std::size_t>(from - buffer.data()), count);
-        }
-        all.insert(all.end(), part.begin(), part.end());
-    }
-    return all;
-}
-Floats errors(Trainee& own) { return values_of(own, own.step.optimizer().state(kGradientError), false); }
-
-// What a step applies of the sum over ranks, of all elements that this rank owns.
-Floats applied(Trainee& own) { return values_of(own, own.stage.gradients().kept().as<float>(), true); }
 
 // The sum over ranks of their errors, of the elements that this rank owns. Collective.
 std::vector<double> sum_of_errors(TestRank& me, Trainee& own) {
@@ -68,7 +34,6 @@ std::vector<double> sum_of_errors(TestRank& me, Trainee& own) {
 }   // namespace
 
 TEST_CASE("compressed gradients: what was applied and what is left out add up to all gradients; without feedback not") {
-    constexpr int steps = 12;
     for (const int ranks : {2, 3}) {
         for (const int zero : {0, 1}) {
             for (const GradCompressionOptions& how : codecs) {
@@ -76,32 +41,9 @@ TEST_CASE("compressed gradients: what was applied and what is left out add up to
                     Trainee plain(options(), me.arena, me.stream, &me.world, zero),
                         own(compressed(how), me.arena, me.stream, &me.world, zero),
                         forgetful(compressed(how), me.arena, me.stream, &me.world, zero);
-                    std::vector<double> off, off_without;   // applied less given, over all steps
-                    double largest = 0;
-                    for (int step = 1; step <= steps; step++) {   // of the same samples, so a bias adds up
-                        for (Trainee* one : {&plain, &own, &forgetful}) one->gradients(1);
-                        const Floats given = applied(plain), sent = applied(own), unfed = applied(forgetful);
-                        off.resize(given.size()), off_without.resize(given.size());
-                        for (std::size_t i = 0; i < given.size(); i++) {
-                            off[i] += static_cast<double>(sent[i]) - static_cast<double>(given[i]);
-                            off_without[i] += static_cast<double>(unfed[i]) - static_cast<double>(given[i]);
-                            largest = std::max(largest, std::abs(static_cast<double>(given[i])));
-                        }
-                        forgetful.step.optimizer().state(kGradientError).zero(me.stream);
-                    }
-                    const std::vector<double> left = sum_of_errors(me, own);
-                    me.require(left.size() == off.size(), left.size(), " errors for ", off.size(), " gradients");
-                    double most = 0, squares = 0, squares_without = 0;
-                    for (std::size_t i = 0; i < off.size(); i++) {
-                        most = std::max(most, std::abs(off[i] + left[i]));
-                        squares += off[i] * off[i], squares_without += off_without[i] * off_without[i];
-                    }
-                    me.require(most < 2e-5 * largest, "ZeRO ", zero, ": an element is ", most, " off, of gradients to ",
-                               largest);
                     // two rows of 16 that the factors could have make up more slowly
                     const double times = how.how == GradCompression::powersgd ? 2 : 16;
-                    me.require(squares > 0 && squares_without > times * squares, "ZeRO ", zero, ": with feedback ",
-                               squares, " squares are missing, without ", squares_without);
+                    check_feedback(me, plain, own, forgetful, 12, {}, times, sum_of_errors);
                 });
             }
         }
@@ -263,8 +205,8 @@ TEST_CASE("compressed gradients: other numbers of ranks, and runs with new momen
     on_ranks(2, [&](TestRank& me) {
         const std::string three = folder / "three/" + checkpoint_name(1);
         Trainee own(compressed(int8_blocks), me.arena, me.stream, &me.world, 0);
-        me.require(saved_data_ranks(real_files(), three, own.stage.table()) == 3, "not of three ranks");
-        me.require(saved_data_ranks(real_files(), folder / "whole/" + checkpoint_name(1), own.stage.table()) == 0,
+        me.require(saved_sums(real_files(), three, own.stage.table()) == 3, "not of three ranks");
+        me.require(saved_sums(real_files(), folder / "whole/" + checkpoint_name(1), own.stage.table()) == 0,
                    "errors of a run without");
         own.train(1);
         load(own, folder / "three", 1);

@@ -151,14 +151,16 @@ void check_compression(const Options& o) {
         "Leave --grad-compression-start out, or begin earlier.");
     if (o.grad_compression.how == GradCompression::none) return;
     const std::string given = text("--grad-compression ", name_of(o.grad_compression.how));
-    refuse_if(o.zero > 1,
+    refuse_if(o.zero > 1 && o.zero_group == 0,
               text(given, " --zero ", o.zero,
                    ": what compression leaves out of whole gradients must be kept, which this stage shares out"),
-              "Give --zero 0 or 1.");
+              "Give --zero 0 or 1, or a --zero-group, between which gradients are compressed.");
     refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
               "Give --outer-compression for what local steps send.");
-    refuse_if(o.zero_group > 0, text(given, " --zero-group ", o.zero_group),
-              "Leave --zero-group out: compressed sums have one group of ranks.");
+    refuse_if(
+        o.zero_group > 0 && o.grad_compression.how == GradCompression::powersgd,
+        text(given, " --zero-group ", o.zero_group, ": between groups travel shards, and factors are of matrices"),
+        "Give another --grad-compression, or leave --zero-group out.");
     refuse_if(o.staleness > 0, text(given, " --staleness ", o.staleness),
               "Give one of them: late gradients travel behind a whole step as they are.");
     refuse_if(o.ep > 1, text(given, " --ep ", o.ep), "Experts that are dealt out have sums of their own: give --ep 1.");
@@ -380,10 +382,16 @@ std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
     return hosts;
 }
 
+// Returns how many ranks send the entries of topk each to all others; 0: to their owners alone, at --zero 1.
+static int ranks_that_gather_entries(const Options& o) {
+    const int ranks = o.data_ranks() * o.cp, groups = o.zero_group > 0 ? std::max(1, ranks / o.zero_group) : 1;
+    return groups > 1 ? groups : o.zero == 0 ? ranks : 0;
+}
+
 double topk_share(const Options& o) {
     const double entry = sizeof(float) + sizeof(std::int32_t), sent = topk_entries(kTopkChunk, o.grad_compression.topk);
-    const int ranks = o.data_ranks() * o.cp;
-    return sent / kTopkChunk * entry / sizeof(float) * (o.zero == 0 ? ranks / 2.0 : 1.0);
+    const int gather = ranks_that_gather_entries(o);
+    return sent / kTopkChunk * entry / sizeof(float) * (gather > 0 ? gather / 2.0 : 1.0);
 }
 
 namespace {
@@ -392,8 +400,8 @@ namespace {
 std::string too_much_of_topk(const Options& o) {
     const double share = o.grad_compression.how == GradCompression::topk ? topk_share(o) : 0.0;
     if (share < 1) return "";
-    const double k = static_cast<double>(o.grad_compression.topk),
-                 below = o.zero == 0 ? 1.0 / (o.data_ranks() * o.cp) : 0.5;   // fractions that send fewer
+    const double k = static_cast<double>(o.grad_compression.topk), gather = ranks_that_gather_entries(o),
+                 below = gather > 0 ? 1.0 / gather : 0.5;   // fractions that send fewer
     return text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
                 " times the bytes of gradients that travel as they are: ",
                 below > 2.0 / kTopkChunk ? text("less than ", formatted("%.3g", below), " sends fewer")
@@ -469,6 +477,11 @@ void fit_to_ranks(Options& options, int dp) {
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
               "Give --outer-compression none, or start more ranks.");
+    refuse_if(options.grad_compression.how != GradCompression::none && options.zero > 1 &&
+                  options.zero_group >= dp * options.cp,
+              text("--grad-compression ", name_of(options.grad_compression.how), " --zero-group ", options.zero_group,
+                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels between groups"),
+              "Give --grad-compression none, or start more ranks.");
     refuse_if(options.grad_compression.how != GradCompression::none && dp * options.cp == 1,
               text("--grad-compression ", name_of(options.grad_compression.how),
                    ": one rank sees all tokens of its part of the model, so no gradient travels"),

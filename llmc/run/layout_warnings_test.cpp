@@ -153,6 +153,10 @@ TEST_CASE("layout doubts: the largest gradients that are more bytes than all are
     CHECK(says(layout_warnings(o, hosts_in_blocks(800, 8)), "with so many ranks take --zero 1"));
     o.zero = 1;
     CHECK(topk_share(o) == 2 * 2.0 / 1024);
+    o.zero_group = 100;   // eight groups, whose entries all gather
+    CHECK(topk_share(o) == 4 * 2 * 2.0 / 1024);
+    o.grad_compression.topk = 0.25f;
+    CHECK(says(layout_warnings(o, hosts_in_blocks(800, 8)), "less than 0.125 sends fewer"));
 }
 
 TEST_CASE("layout options: --grad-compression is refused where one rank sees all tokens of its part of the model") {
@@ -170,6 +174,9 @@ TEST_CASE("layout options: --grad-compression is refused where one rank sees all
     CHECK(refused(2, 1).empty());
     CHECK(refused(1, 2).empty());
     CHECK(refused(1, 1).starts_with("--grad-compression int8: one rank sees all tokens of its part of the model"));
+    o.zero = 2, o.zero_group = 2;
+    CHECK(refused(4, 1).empty());
+    CHECK(refused(2, 1).starts_with("--grad-compression int8 --zero-group 2: the 2 ranks of dp x cp are one group"));
     o.grad_compression.how = GradCompression::none;
     CHECK(refused(1, 1).empty());
 }

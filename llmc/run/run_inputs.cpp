@@ -261,17 +261,18 @@ std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunR
     } else if (!kept && options.staleness > 0) {
         log.line("--staleness 1: the checkpoint keeps no gradients, so step %d applies none", state.step + 1);
     }
-    const int kept_by = saved_data_ranks(real_files(), inputs.checkpoint, step.stage().table());
-    const int ranks = group_size(step.stage().storage().place().mesh, zero_axes);
+    const int kept_by = saved_sums(real_files(), inputs.checkpoint, step.stage().table());
+    const int sums = compressed_sums(step.stage().storage().place().mesh);
     const bool compresses = options.grad_compression.how != GradCompression::none;
-    if (kept_by > 0 && (!compresses || options.reset_optimizer || kept_by != ranks)) {
+    if (kept_by > 0 && (!compresses || options.reset_optimizer || kept_by != sums)) {
         log.line(
-            "what --grad-compression left out of the gradients of %d data-parallel ranks until step %d is dropped%s",
-            kept_by, state.step, compresses && kept_by != ranks ? text(": now there are ", ranks).c_str() : "");
+            "what --grad-compression left out of the gradients of %d data-parallel ranks or groups until step %d is "
+            "dropped%s",
+            kept_by, state.step, compresses && kept_by != sums ? text(": now there are ", sums).c_str() : "");
     }
     for (const OptimizerState& kept_state : step.optimizer().states()) {
         if (kept_by == 0 || options.reset_optimizer) break;
-        if (kept_state.of_data_rank && kept_by == ranks) {
+        if (kept_state.of_sum && kept_by == sums) {
             const int left = tensors_not_taken(real_files(), inputs.checkpoint, step.stage().table(), kept_state);
             if (left == 0) continue;
             log.line(

@@ -108,7 +108,7 @@ void asked(Table& table, const Options& o, const RunFacts& facts) {
         }
     }
     if (o.grad_compression.how != GradCompression::none) {
-        table.row("gradients travel in", travelling(o, facts));
+        table.row(groups ? "between groups gradients travel in" : "gradients travel in", travelling(o, facts));
         const int before = steps_before_compression(o.grad_compression, facts.max_steps);
         if (before > 0) table.row("so after steps", before);
     }
@@ -186,11 +186,11 @@ std::string settings_table(const Options& options, const RunFacts& facts) {
     return table.lines();
 }
 
-std::string compression_in_words(GradCompression how, const ReductionTimes& times) {
+std::string compression_in_words(GradCompression how, const ReductionTimes& times, bool between_groups) {
     const double saved = times.as_they_are - times.compressed;
-    return text("gradients of a step travel in ", formatted("%.2f", 1e3 * times.compressed),
-                " ms with --grad-compression ", name_of(how), ", in ", formatted("%.2f", 1e3 * times.as_they_are),
-                " ms as they are, timed alone: ",
+    return text("gradients of a step travel", between_groups ? " between groups" : "", " in ",
+                formatted("%.2f", 1e3 * times.compressed), " ms with --grad-compression ", name_of(how), ", in ",
+                formatted("%.2f", 1e3 * times.as_they_are), " ms as they are, timed alone: ",
                 clearly_faster(times.compressed, times.as_they_are)
                     ? text("it saves what is not hidden behind backward of these, up to ",
                            formatted("%.2f", 1e3 * saved), " ms")

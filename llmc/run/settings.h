@@ -26,7 +26,8 @@ std::string settings_table(const Options& options, const RunFacts& facts);
 
 // Tells whether --grad-compression saves time, from times without other work: what is hidden behind computation as it
 // is costs nothing, so it pays if it is faster, by no more than what is not hidden.
-std::string compression_in_words(GradCompression how, const ReductionTimes& times);
+// `between_groups`: they are those of what travels between ZeRO's groups.
+std::string compression_in_words(GradCompression how, const ReductionTimes& times, bool between_groups);
 
 // Returns warnings about allowed but probably unintended options, one sentence each.
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model);

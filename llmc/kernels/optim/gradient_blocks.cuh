@@ -1,15 +1,16 @@
 // Sums gradients over ranks in rounded blocks (rounded_blocks.cuh), with error feedback.
 //
-// A tensor is cut into a shard for each rank. A rank rounds all of it, each shard from a new block on, and sends each
-// shard to its owner, who adds up the blocks of all ranks in their order. Where all need the sum the owner rounds it
-// once more for all, itself included, so all ranks have the same bits. A block is of the type Int8Block or Bf16Block.
+// A tensor is cut into a shard for each rank (shard_blocks.h). A rank rounds all of it, each shard from a new block on,
+// and sends each shard to its owner, who adds up the blocks of all ranks in their order. Where all need the sum the
+// owner rounds it once more for all, itself included, so all ranks have the same bits. A block is of the type Int8Block
+// or Bf16Block.
 #pragma once
 
 #include <algorithm>
 
 #include "llmc/kernels/optim/rounded_blocks.cuh"
 
-// Writes blocks of gradient + error, (ranks x shard), and to error what rounding leaves out, which is not finite where
+// Writes blocks of gradient + error, (elements), and to error what rounding leaves out, which is not finite where
 // a number is not.
 template <class Block>
 void compress_gradients(Block* blocks, const ShardBlocks& how, float* error, const float* gradient,
@@ -19,11 +20,12 @@ void compress_gradients(Block* blocks, const ShardBlocks& how, float* error, con
 template <class Block>
 void sum_blocks(float* sum, const Block* received, const ShardBlocks& how, cudaStream_t stream);
 
-// Writes blocks of the same sum, and adds what rounding leaves out to error, (shard), of the owner.
+// Writes blocks of the same sum, of shard `rank`, and adds what rounding leaves out to that shard of error, (elements).
 template <class Block>
-void round_sum(Block* out, const Block* received, const ShardBlocks& how, float* error, cudaStream_t stream);
+void round_sum(Block* out, const Block* received, const ShardBlocks& how, std::int64_t rank, float* error,
+               cudaStream_t stream);
 
-// Writes the numbers that blocks stand for to gradient, (ranks x shard).
+// Writes the numbers that blocks stand for to gradient, (elements).
 template <class Block>
 void expand_blocks(float* gradient, const Block* blocks, const ShardBlocks& how, cudaStream_t stream);
 
@@ -34,11 +36,13 @@ inline void drop_error(float* error, std::int64_t n, const int* skip, cudaStream
 
 // A launch has one block of threads for each block of elements, of one shard or of all.
 struct ShardBlock {
-    std::int64_t index, first, end;   // block; its first element, and the shard's end
+    std::int64_t index, first, end;   // block; its first element, and where the shard's elements end
     __device__ ShardBlock(const ShardBlocks& how, std::int64_t blocks)
         : index(blockIdx.x / blocks * how.stride + blockIdx.x % blocks),
           first(blockIdx.x / blocks * how.shard + blockIdx.x % blocks * kRoundedBlock),
-          end((blockIdx.x / blocks + 1) * how.shard) {}
+          end((blockIdx.x / blocks + 1) * how.shard) {
+        if (end > how.elements) end = how.elements;
+    }
 };
 
 template <class Block>
@@ -73,12 +77,12 @@ __global__ void __launch_bounds__(kRoundingThreads)
 
 template <class Block>
 __global__ void __launch_bounds__(kRoundingThreads)
-    round_sum_kernel(Block* out, const Block* received, ShardBlocks how, float* error) {
+    round_sum_kernel(Block* out, const Block* received, ShardBlocks how, float* error, std::int64_t held) {
     const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRoundedBlock;
     round_block(
         out[blockIdx.x], [&](int i) { return sum_at(received, how, i); },
         [&](int i, float rest) {
-            if (first + i < how.shard) error[first + i] += rest;
+            if (first + i < held) error[first + i] += rest;
         });
 }
 
@@ -115,7 +119,7 @@ template <class Block>
 void compress_gradients(Block* blocks, const ShardBlocks& how, float* error, const float* gradient,
                         cudaStream_t stream) {
     if (how.shard == 0) return;
-    const std::int64_t bytes = how.ranks * how.shard * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t bytes = how.elements * static_cast<std::int64_t>(sizeof(float));
     Launch where = for_blocks(how.ranks * how.of_shard(), stream);
     where.reads(gradient, bytes).reads(error, bytes).writes(error, bytes).writes(blocks, bytes_of_blocks<Block>(how));
     launch(compress_gradients_kernel<Block>, where, blocks, how, how.of_shard(), error, gradient);
@@ -131,13 +135,15 @@ void sum_blocks(float* sum, const Block* received, const ShardBlocks& how, cudaS
 }
 
 template <class Block>
-void round_sum(Block* out, const Block* received, const ShardBlocks& how, float* error, cudaStream_t stream) {
+void round_sum(Block* out, const Block* received, const ShardBlocks& how, std::int64_t rank, float* error,
+               cudaStream_t stream) {
     if (how.shard == 0) return;
-    const std::int64_t bytes = how.shard * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t held = how.held(rank), bytes = held * static_cast<std::int64_t>(sizeof(float));
+    float* const of_rank = error + how.first(rank);
     Launch where = for_blocks(how.of_shard(), stream);
-    where.reads(received, bytes_of_blocks<Block>(how)).reads(error, bytes).writes(error, bytes);
+    where.reads(received, bytes_of_blocks<Block>(how)).reads(of_rank, bytes).writes(of_rank, bytes);
     where.writes(out, how.of_shard() * static_cast<std::int64_t>(sizeof(Block)));
-    launch(round_sum_kernel<Block>, where, out, received, how, error);
+    launch(round_sum_kernel<Block>, where, out, received, how, of_rank, held);
 }
 
 template <class Block>
@@ -145,7 +151,7 @@ void expand_blocks(float* gradient, const Block* blocks, const ShardBlocks& how,
     if (how.shard == 0) return;
     Launch where = for_blocks(how.ranks * how.of_shard(), stream);
     where.reads(blocks, bytes_of_blocks<Block>(how));
-    where.writes(gradient, how.ranks * how.shard * static_cast<std::int64_t>(sizeof(float)));
+    where.writes(gradient, how.elements * static_cast<std::int64_t>(sizeof(float)));
     launch(expand_blocks_kernel<Block>, where, gradient, blocks, how, how.of_shard());
 }
 

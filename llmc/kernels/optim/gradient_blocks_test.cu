@@ -16,7 +16,8 @@ struct Sum {
     std::vector<DeviceBuffer<Block>> blocks;                             // which each rank sends
 
     Sum(int ranks, std::int64_t shard, std::int64_t more_blocks) {
-        how = {ranks, shard, rounded_blocks(shard) + more_blocks};
+        how = equal_shards(ranks, shard);
+        how.stride += more_blocks;
         for (int r = 0; r < ranks; r++) {
             const auto n = static_cast<std::size_t>(ranks * shard);
             const std::uint64_t seed = 10 + static_cast<std::uint64_t>(r);
@@ -75,7 +76,7 @@ void check_sums(int ranks, std::int64_t shard, std::int64_t more_blocks) {
         in_shards.insert(in_shards.end(), values.begin(), values.end());
         auto out = sum.test.arena.template allocate<Block>(text("test/rounded ", owner),
                                                            static_cast<std::size_t>(sum.how.stride));
-        round_sum(out.data(), received.data(), sum.how, sum.error(owner) + owner * shard, sum.test.stream);
+        round_sum(out.data(), received.data(), sum.how, owner, sum.error(owner), sum.test.stream);
         const std::vector<Block> of_owner = out.download(sum.test.stream);
         rounded.insert(rounded.end(), of_owner.begin(), of_owner.end());
     }
@@ -114,7 +115,7 @@ TEST_CASE("compressed gradients: a block begins with each shard, so a rank's num
     std::fill(values.begin() + 64, values.end(), 1e-3);   // the second shard, far below the first
     auto gradient = test.tensor<float>(values), error = test.tensor<float>(Doubles(128, 0.0));
     auto blocks = test.arena.allocate<Int8Block>("test/blocks", 2);
-    compress_gradients(blocks.data(), {2, 64, 1}, error.data(), gradient.data(), test.stream);
+    compress_gradients(blocks.data(), equal_shards(2, 64), error.data(), gradient.data(), test.stream);
     for (double left : error.values()) CHECK(std::abs(left) < 1e-6);
 }
 
@@ -126,7 +127,7 @@ TEST_CASE("compressed gradients: numbers that are not finite arrive as such; err
             values[3] = bad;
             auto gradient = test.tensor<float>(values), error = test.tensor<float>(Doubles(300, 0.5));
             auto blocks = test.arena.allocate<Block>("test/blocks", 2);
-            const ShardBlocks how{1, 300, 2};
+            const ShardBlocks how = equal_shards(1, 300);
             compress_gradients(blocks.data(), how, error.data(), gradient.data(), test.stream);
             CHECK(!std::isfinite(error.values()[3]));
             CHECK(std::abs(error.values()[299]) < 0.01);
@@ -135,7 +136,7 @@ TEST_CASE("compressed gradients: numbers that are not finite arrive as such; err
             CHECK(!std::isfinite(sum.values()[3]));
             CHECK(std::abs(sum.values()[299] - 0.6) < 0.01);
             auto rounded = test.arena.allocate<Block>("test/rounded", 2);
-            round_sum(rounded.data(), blocks.data(), how, error.data(), test.stream);
+            round_sum(rounded.data(), blocks.data(), how, 0, error.data(), test.stream);
             expand_blocks(sum.data(), rounded.data(), how, test.stream);
             CHECK(!std::isfinite(sum.values()[3]));
             const Doubles before = error.values();

@@ -3,6 +3,10 @@
 // A rank sends part of its gradient and of what it left out before, and keeps what it leaves out now. So what the
 // optimizer has been given and the errors of all ranks add up to all gradients, rounding of fp32 apart. What is not
 // compressed (grad_compression.h) travels as without.
+//
+// With --zero-group only what travels between the groups is compressed, where links are slow: each rank holds its
+// group's sum of the elements that it owns, and the owners of the same ones in all groups come to their sum. So the
+// error is a shard's, too, and any stage from 1 on will do.
 #pragma once
 
 #include <memory>
@@ -15,21 +19,31 @@
 
 // States of this rank that compression keeps, in fp32.
 struct CompressionStates {
-    ModelState<float> error;    // whole
+    ModelState<float> error;    // of what this rank sends: the whole gradient, or between groups what it owns of it
     ModelState<float> factor;   // with powersgd
 };
 
-// The sum over ranks in place, unit by unit, for ZeRO stages 0 and 1.
+// The sum over ranks in place, unit by unit: over the ranks of one group for ZeRO stages 0 and 1, or between groups.
 class CompressedGradients {
 public:
     virtual ~CompressedGradients() = default;
     bool takes(const TensorLayout& tensor) const { return error_.storage().find(tensor.param) != nullptr; }
-    // Sums the gradients of a unit's tensors that it takes: whole, or at ZeRO 1 the part that this rank owns.
+    // Sums the gradients of a unit's tensors that it takes: whole, or at ZeRO 1 and between groups the part that this
+    // rank owns.
     virtual void reduce(int slot, cudaStream_t stream) = 0;
 
 protected:
     CompressedGradients(const StateBuffers& gradients, const ModelState<float>& error, Communicator& ranks);
-    bool sums_to_shards() const { return is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage); }
+    // True if each of `ranks` needs another part of the sum.
+    bool sums_to_shards() const {
+        return !between_groups_ && is_sharded(StateKind::optimizer, gradients_.storage().place().zero_stage);
+    }
+    // Returns the elements of a tensor that this rank sends, and where they and their error are.
+    std::int64_t elements(const TensorLayout& tensor) const { return between_groups_ ? tensor.kept : tensor.padded; }
+    float* gradient(int param) const {
+        return (between_groups_ ? gradients_.owned(param) : gradients_.tensor(param)).as<float>();
+    }
+    float* error(int param) const { return error_.tensor(param); }
 
     // One tensor's part of its unit, from block, entry or float number `first` on. Shards: how it is cut, ShardBlocks
     // for example.
@@ -66,12 +80,14 @@ protected:
         return most;
     }
 
+    bool between_groups_;
     StateBuffers gradients_;
     ModelState<float> error_;
     Communicator& ranks_;
 };
 
-// `gradients` are of this rank, whole, in fp32. `ranks`: those of zero_axes.
+// `gradients` are of this rank, in fp32. `ranks`: those of replica_axes if there are several, and else those of
+// zero_axes, for whom gradients must be whole.
 std::unique_ptr<CompressedGradients> compressed_gradients(const GradCompressionOptions& options,
                                                           const StateBuffers& gradients,
                                                           const CompressionStates& states, Communicator& ranks,

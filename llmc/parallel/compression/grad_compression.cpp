@@ -9,6 +9,12 @@ int steps_before_compression(const GradCompressionOptions& options, int steps) {
     return options.how == GradCompression::powersgd ? steps / 10 : 0;
 }
 
+bool compresses_between_groups(const MeshShape& mesh) { return group_size(mesh, replica_axes) > 1; }
+
+int compressed_sums(const MeshShape& mesh) {
+    return group_size(mesh, compresses_between_groups(mesh) ? replica_axes : zero_axes);
+}
+
 bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options) {
     const bool on_two_stages = tensor.tied && mesh.pp > 1;
     const bool on_all_tp = mesh.tp > 1 && is_whole_on_tp(tensor, mesh);

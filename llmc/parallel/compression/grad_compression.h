@@ -31,8 +31,15 @@ struct ReductionTimes {
     double compressed = 0, as_they_are = 0;
 };
 
-// Names of the states that keep what compression has left out of a data-parallel rank's gradients, and powersgd's right
-// factors.
+// Returns true if gradients travel compressed between ZeRO's groups alone (--zero-group): within one as they are.
+bool compresses_between_groups(const MeshShape& mesh);
+
+// Returns how many sums of gradients meet compressed: one of each data-parallel rank, or between groups one of each.
+// Each has an error of its own.
+int compressed_sums(const MeshShape& mesh);
+
+// Names of the states that keep what compression has left out of a data-parallel rank's gradients, or a group's, and
+// powersgd's right factors.
 inline constexpr const char* kGradientError = "gradient_error";
 inline constexpr const char* kGradientFactor = "gradient_factor";
 

@@ -4,8 +4,10 @@
 
 namespace {
 
-// Returns a tensor's shards in blocks; the stride is its unit's.
-ShardBlocks shards_of(std::int64_t padded, std::int64_t ranks) { return {ranks, padded / ranks, 0}; }
+// Returns the shards of what a rank sends of a tensor. ZeRO's are equal; those of a shard between groups need not be.
+ShardBlocks shards_of(std::int64_t elements, std::int64_t ranks, bool between) {
+    return between ? shards_of_blocks(ranks, elements) : equal_shards(ranks, elements / ranks);
+}
 
 // Calls use.operator()<Block>() with the type of blocks.
 template <class Use>
@@ -23,7 +25,8 @@ RoundedGradients::RoundedGradients(GradCompression how, const StateBuffers& grad
                                    Communicator& ranks, Arena& arena)
     : CompressedGradients(gradients, error, ranks), how_(how) {
     const std::int64_t N = ranks.size();
-    units_ = parts_of_units([N](const TensorLayout& tensor) { return shards_of(tensor.padded, N); });
+    units_ =
+        parts_of_units([&](const TensorLayout& tensor) { return shards_of(elements(tensor), N, between_groups_); });
     with_block(how, [&]<class Block> {
         const std::size_t words = static_cast<std::size_t>(N * largest_unit(units_)) * words_of_block<Block>();
         sent_ = arena.allocate<std::int32_t>("compressed gradients/sent", words);
@@ -44,8 +47,7 @@ void RoundedGradients::reduce_blocks(const std::vector<Part<ShardBlocks>>& parts
     const std::int64_t blocks = parts.front().shards.stride;
     const std::size_t words = static_cast<std::size_t>(blocks) * words_of_block<Block>();
     for (const Part<ShardBlocks>& part : parts) {
-        compress_gradients(sent + part.first, part.shards, error_.tensor(part.param),
-                           gradients_.tensor(part.param).as<float>(), stream);
+        compress_gradients(sent + part.first, part.shards, error(part.param), gradient(part.param), stream);
     }
     ranks_.all_to_all(received_.data(), sent_.data(), words, stream);
     if (sums_to_shards()) {
@@ -55,19 +57,19 @@ void RoundedGradients::reduce_blocks(const std::vector<Part<ShardBlocks>>& parts
         return;
     }
     for (const Part<ShardBlocks>& part : parts) {
-        round_sum(sent + ranks_.rank() * blocks + part.first, received + part.first, part.shards,
-                  error_.shard(part.param), stream);
+        round_sum(sent + ranks_.rank() * blocks + part.first, received + part.first, part.shards, ranks_.rank(),
+                  error(part.param), stream);
     }
     ranks_.all_gather(sent_.data(), sent_.data() + static_cast<std::size_t>(ranks_.rank()) * words, words, stream);
     for (const Part<ShardBlocks>& part : parts) {
-        expand_blocks(gradients_.tensor(part.param).as<float>(), sent + part.first, part.shards, stream);
+        expand_blocks(gradient(part.param), sent + part.first, part.shards, stream);
     }
 }
 
-double rounded_bytes(GradCompression how, std::int64_t padded, std::int64_t ranks) {
+double rounded_bytes(GradCompression how, std::int64_t elements, std::int64_t ranks, bool between) {
     double bytes = 0;
     with_block(how, [&]<class Block> {
-        bytes = static_cast<double>(ranks * shards_of(padded, ranks).of_shard()) * sizeof(Block);
+        bytes = static_cast<double>(ranks * shards_of(elements, ranks, between).of_shard()) * sizeof(Block);
     });
     return bytes;
 }

@@ -5,8 +5,11 @@
 // rounds the sum again, for all ranks and itself, and adds what that leaves out to its own error; so all have the same
 // bits.
 //
+// Between groups each rank's part of a tensor is cut likewise, in shares of whole blocks, and all need the sum.
+//
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, b the bytes of a block of 256 elements (int8: 260, bf16:
-// 512), n blocks, each tensor padded to N shards of whole blocks: 2fnb under ZeRO 0, fnb under ZeRO 1.
+// 512), n blocks, each tensor padded to N shards of whole blocks: 2fnb under ZeRO 0, fnb under ZeRO 1. Between R groups
+// f = (R - 1) / R and n the blocks of what a rank owns: 2fnb.
 #pragma once
 
 #include <vector>
@@ -29,5 +32,5 @@ private:
     DeviceBuffer<std::int32_t> sent_, received_;          // blocks of the largest unit, shard by shard
 };
 
-// Returns the bytes that a tensor's blocks have, over all shards of `ranks`.
-double rounded_bytes(GradCompression how, std::int64_t padded, std::int64_t ranks);
+// Returns the bytes that the blocks of `elements` have, over all shards of `ranks`; `between`: ranks of several groups.
+double rounded_bytes(GradCompression how, std::int64_t elements, std::int64_t ranks, bool between);

@@ -6,6 +6,8 @@
 // where chunks begin with each shard. Entries are added up in fp32 in the order of the ranks, so all have the same
 // bits.
 //
+// Between groups an all-gather brings the entries of what a rank owns to its owners in the other groups.
+//
 // Bytes sent per rank and step, for N ranks and n entries of one rank: 8n(N - 1) under ZeRO 0, 8n(N - 1) / N under ZeRO
 // 1. With n near kP for P elements that is less than in fp32 for k < 1 / N under ZeRO 0, and for k < 1 / 2 under
 // ZeRO 1.
@@ -27,5 +29,5 @@ private:
     DeviceBuffer<TopkEntry> sent_, received_;            // entries of the largest unit: shard by shard, rank by rank
 };
 
-// Returns the bytes of the entries that a rank picks from a tensor of `shards` shards.
-double topk_bytes(float fraction, std::int64_t padded, std::int64_t shards);
+// Returns the bytes of the entries that a rank picks from elements in `shards` shards.
+double topk_bytes(float fraction, std::int64_t elements, std::int64_t shards);

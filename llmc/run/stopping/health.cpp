@@ -177,7 +177,7 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     const std::string whose = tensors.replica > 0 ? text("replica_", tensors.replica, ".") : "";   // others differ
     add(whose + "parameter", tensors.parameters, tensors.parameters.state());
     for (const OptimizerState& state : tensors.states) {
-        if (state.of_data_rank) continue;   // no two ranks should have the same
+        if (state.of_sum) continue;   // no two should have the same
         add(state.outer ? state.name : whose + state.name, state.values,
             state.of_compression ? state.values.state() : StateKind::optimizer);   // compression keeps whole ones
     }
