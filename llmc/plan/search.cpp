@@ -262,8 +262,11 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
 
 std::string search_text(const std::vector<Candidate>& candidates, const Machine& machine, std::size_t most) {
     std::string lines = text(candidates.size(), " layouts divide; the best of them:\n");
-    for (std::size_t i = 0; i < std::min(most, candidates.size()); i++) {
-        const Candidate& c = candidates[i];
+    std::size_t fitting = 0, told = 0;
+    for (const Candidate& c : candidates) {
+        if (told == most) break;
+        if (c.fits(machine) && ++fitting > most * 5 / 8) continue;   // leaves lines for the others
+        told++;
         lines += formatted("  %10.3f ms %s  %-52s %s\n", 1e3 * c.time.seconds, c.replayed ? "replayed" : "formula ",
                            layout_text(c.run.options).c_str(), reason(c, candidates.front(), machine).c_str());
     }
