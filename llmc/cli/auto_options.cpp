@@ -5,6 +5,7 @@
 #include "llmc/base/check.h"
 #include "llmc/plan/auto_layout.h"
 #include "llmc/plan/plan.h"
+#include "llmc/plan/search.h"
 #include "llmc/process/startup.h"
 #include "llmc/run/option_names.h"
 
@@ -35,22 +36,14 @@ std::string settle_auto_options(Verb verb, Options& o, bool layout, const std::f
     if (any_size) planned.micro_batch = 1;
     std::string told;
     if (layout) {
-        auto kept = [&](const Options& other) {
-            auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
-            return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
-                   is_kept("--dp", o.dp == 0 || other.dp == o.dp) && is_kept("--zero", other.zero == o.zero) &&
-                   is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
-                   is_kept("--pp-schedule", other.pp_schedule == o.pp_schedule) &&
-                   is_kept("--pp-chunks", other.pp_chunks == o.pp_chunks) &&
-                   is_kept("--pp-warmup", other.pp_warmup == o.pp_warmup);
-        };
+        auto kept = [&](const Options& other) { return keeps_given(o, other, is_given); };
         const Options best = best_layout(planned, machine, planned.startup.ranks, kept);
         o.tp = planned.tp = best.tp, o.pp = planned.pp = best.pp, o.dp = planned.dp = best.dp;
         o.zero = planned.zero = best.zero, o.recompute = planned.recompute = best.recompute;
         o.pp_schedule = planned.pp_schedule = best.pp_schedule, o.pp_chunks = planned.pp_chunks = best.pp_chunks;
         o.pp_warmup = planned.pp_warmup = best.pp_warmup;
-        told = text(" --tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, " --zero ", o.zero, " --recompute ",
-                    name_of(o.recompute.value()));
+        o.cp = planned.cp = best.cp, o.ep = planned.ep = best.ep;
+        told = " " + layout_text(o);
     }
     if (any_size) {
         o.micro_batch = largest_micro_batch(planned, machine.memory_bytes);

@@ -10,7 +10,7 @@
 constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, until it is settled
 
 // Settles the options that were left open, and returns them as text for the log; empty: none was. With `layout`, sets
-// the layout options that were not given (--tp, --pp, --dp, --zero, --recompute, the pipeline's schedule) to those of
+// the layout options that were not given (those of layout_text) to those of
 // the fastest layout; with --micro-batch auto it is planned with micro-batches of one sequence. Then sets an open
 // micro_batch to the largest that fits. Error(usage) where nothing fits.
 std::string settle_auto_options(Verb verb, Options& options, bool layout,

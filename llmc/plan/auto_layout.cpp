@@ -58,7 +58,7 @@ int largest_micro_batch(const Options& requested, double device_bytes) {
 
 Options best_layout(const Options& options, const Machine& machine, int ranks,
                     const std::function<bool(const Options&)>& is_allowed) {
-    const Candidate best = search_layouts(options, machine, ranks, 6, 4, is_allowed).front();
+    const Candidate best = search_layouts(options, machine, ranks, is_allowed).front();
     refuse_if(!best.fits(machine),
               formatted("--layout auto: no layout of %d ranks fits into nine tenths of %.2f GiB", ranks,
                         machine.memory_bytes / (1 << 30)),

@@ -11,8 +11,8 @@
 // which any number fits. Throws Error(usage) if none fits.
 int largest_micro_batch(const Options& options, double device_bytes);
 
-// --layout auto: returns `options` with the --tp, --pp, --dp, --zero and --recompute of the fastest allowed layout that
-// fits. Throws Error(usage) if none fits.
+// --layout auto: returns `options` with the layout (layout_text) of the fastest allowed one that fits. Throws
+// Error(usage) if none fits.
 Options best_layout(const Options& options, const Machine& machine, int ranks,
                     const std::function<bool(const Options&)>& is_allowed);
 

@@ -8,6 +8,7 @@
 #include "llmc/parallel/tensor_parallel.h"
 #include "llmc/parallel/zero_formulas.h"
 #include "llmc/plan/layer_time.h"
+#include "llmc/plan/pipeline_estimate.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 
@@ -27,7 +28,7 @@ public:
           rows_(sizes_.rows()),
           residual_bytes_(rows_ * sizes_.C * kElement) {}
 
-    StepTime time() const {
+    StepTime time(PipelineTime how) const {
         const LayerTime layer = of_layer();
         const double head = seconds_of(classifier()) + moved(3 * rows_ * sizes_.Vp * kElement) / 3;
         const TensorOutside outside = tensor_outside();
@@ -51,10 +52,11 @@ public:
         }
         costs.transfer = mesh_.pp > 1 ? border_seconds() : 0;
         const int m = o_.micro_steps();
-        const Pipelined found = pipelined(costs, m);
+        const Pipelined found = how == PipelineTime::simulated ? pipelined(costs, m) : estimated(costs, m);
         add_axes(result, layer, m);
-        const double update = optimizer_seconds();
-        const double zero_exposed = add_zero(result, layer, m) + add_partial_sums(result);
+        const ParamStorage own = storage();
+        const double update = optimizer_seconds(own);
+        const double zero_exposed = add_zero(result, layer, own, m) + add_partial_sums(result, own);
         result.computing = m * compute / mesh_.pp + update;
         const double inside = m * static_cast<double>(config_.layers) / mesh_.pp *
                               (layer.tensor_exposed() + layer.context_exposed + layer.expert_exposed());
@@ -93,6 +95,12 @@ private:
     struct Pipelined {
         double makespan, idle_share;
     };
+    Pipelined estimated(const PipelineCosts& costs, int m) const {
+        const double makespan = estimated_makespan(pipeline_shape(o_), costs);
+        double busy = 0;
+        for (const ActionCosts& piece : costs.pieces) busy += m * piece.all();
+        return {makespan, 1 - busy / (makespan * mesh_.pp)};
+    }
     // Simulates the pipeline; for many micro-batches, extrapolates linearly from two smaller numbers of them.
     Pipelined pipelined(const PipelineCosts& costs, int m) const {
         auto with = [&](int micro_batches) {
@@ -374,7 +382,9 @@ private:
     }
 
     ParamStorage storage() const {
-        const StageOptions stage = stage_options(o_, config_, mesh_, {});
+        Options unscheduled = o_;   // a schedule takes long to make, and has no part in where parameters are kept
+        unscheduled.pp = 1, unscheduled.pp_warmup = 0;
+        const StageOptions stage = stage_options(unscheduled, config_, mesh_, {});
         std::vector<LayerRange> ranges;
         bool embedding = false, head = false;
         for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), 0, o_.seq_len)) {
@@ -386,11 +396,10 @@ private:
 
     // Adds ZeRO's traffic; returns the seconds that the layers of all micro-batches do not hide. The head's work hides
     // none of it, because it comes before.
-    double add_zero(StepTime& result, const LayerTime& layer, int m) const {
+    double add_zero(StepTime& result, const LayerTime& layer, const ParamStorage& own, int m) const {
         const int ranks = mesh_.dp * mesh_.cp;
         if (ranks == 1) return 0;
         const double gradient = static_cast<double>(size_of(o_.grad_dtype));
-        const ParamStorage own = storage();
         const ZeroTraffic traffic = zero_traffic(own, m, kElement, gradient);
         const double reduced = traffic.reduce + traffic.reduce_to_owner, gathered = traffic.gather + traffic.broadcast;
         const int stride = mesh_.tp, shards = mesh_.shards(), nodes = nodes_of(shards, stride);
@@ -439,9 +448,8 @@ private:
 
     // Adds the sum over tp ranks, at the end of a step, of gradients that each has in part: norms', and a mixture's
     // (llmc/parallel/partial_gradients.h). Returns its seconds with those of packing, which nothing hides.
-    double add_partial_sums(StepTime& result) const {
+    double add_partial_sums(StepTime& result, const ParamStorage& own) const {
         if (!sequence_parallel_) return 0;
-        const ParamStorage own = storage();
         double bytes = 0;
         for (const TensorLayout& tensor : own.tensors()) {
             const TensorSpec& spec = table_[tensor.param].tensor;
@@ -456,8 +464,7 @@ private:
     }
 
     // Seconds of the update: it reads gradients twice, and reads and writes states and parameters.
-    double optimizer_seconds() const {
-        const ParamStorage own = storage();
+    double optimizer_seconds(const ParamStorage& own) const {
         double owned = 0;
         for (const UnitLayout& unit : own.units()) {
             owned += static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
@@ -480,8 +487,8 @@ private:
 }   // namespace
 
 StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
-                          const Machine& machine) {
-    return ClosedForm(options, config, mesh, machine).time();
+                          const Machine& machine, PipelineTime pipeline) {
+    return ClosedForm(options, config, mesh, machine).time(pipeline);
 }
 
 double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine) {

@@ -5,9 +5,12 @@
 
 #include "llmc/plan/step_time.h"
 
+// How a pipeline's time is found: by the simulator, or within microseconds from its slowest stage and its bubble.
+enum class PipelineTime { simulated, estimated };
+
 // `options` must have the number of data-parallel ranks and a recompute level.
 StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
-                          const Machine& machine);
+                          const Machine& machine, PipelineTime pipeline = PipelineTime::simulated);
 
 // Returns a lower bound of a step's seconds, also for any replay: matmuls and attention of the slowest stage, and those
 // of the first micro-batch on its way there, at the machine's best rates.

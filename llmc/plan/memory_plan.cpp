@@ -19,14 +19,6 @@ namespace {
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
 
-ModelConfig model_of(const Options& o) {
-    if (o.layers == 0 && !is_descriptor(o.model)) {
-        throw Error(ErrorKind::usage, text("--model ", o.model, ": a plan of a model in a file"),
-                    "Give a size such as gpt2:124M, or --layers, --heads and --channels.");
-    }
-    return described_model(o, o.vocab_size);
-}
-
 // Returns the attention whose memory can be counted here: `own`, `own_sm90` if this machine runs it, else auto_.
 AttentionKind counted_attention(const Options& options) {
     const AttentionKind requested = options.attention;
@@ -48,6 +40,14 @@ Arena counted_alone(Options options, const ModelConfig& config, const MeshShape&
 
 }   // namespace
 
+ModelConfig planned_model(const Options& o) {
+    if (o.layers == 0 && !is_descriptor(o.model)) {
+        throw Error(ErrorKind::usage, text("--model ", o.model, ": a plan of a model in a file"),
+                    "Give a size such as gpt2:124M, or --layers, --heads and --channels.");
+    }
+    return described_model(o, o.vocab_size);
+}
+
 PlannedRun planned_run(const Options& requested) {
     Options options = requested;
     const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
@@ -55,7 +55,7 @@ PlannedRun planned_run(const Options& requested) {
     fit_to_ranks(options, options.dp > 0 ? options.dp : dp);
     const MeshShape mesh = make_mesh(options.pp * options.dp * options.cp * options.tp, options.pp, options.cp,
                                      options.tp, options.dp, world_options(options).zero_group, options.ep);
-    const ModelConfig config = model_of(options);
+    const ModelConfig config = planned_model(options);
     check_model_fits(options, config);
     return {options, config, mesh};
 }

@@ -17,6 +17,9 @@ struct PlannedRun {
 // is given. Throws Error(usage) for impossible options, and for a --model that is a file.
 PlannedRun planned_run(const Options& options);
 
+// Returns the model that the options describe; throws as planned_run does.
+ModelConfig planned_model(const Options& options);
+
 // Returns a counting arena with the allocations of the rank that takes most in a pipeline stage, as counted_run counts
 // them.
 Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute);

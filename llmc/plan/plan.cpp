@@ -250,7 +250,11 @@ int plan_run(const Options& requested) {
     Options options = requested;
     if (options.plan.search) {
         const Machine machine = planned_machine(options);
-        const std::vector<Candidate> found = search_layouts(options, machine, ranks_of(options));
+        const std::vector<Candidate> found =
+            search_layouts(options, machine, ranks_of(options), [&](const Options& other) {
+                return keeps_given(requested, other,
+                                   [&](const char* name) { return requested.plan.kept.contains(name); });
+            });
         std::fputs(search_text(found, machine).c_str(), options.plan.json ? stderr : stdout);
         options = found.front().run.options;
     }

@@ -12,11 +12,12 @@
 
 namespace {
 
-// Returns a layout as a run of its own, or nothing if the options refuse it.
-std::optional<PlannedRun> possible(Options options, int tp, int pp, int dp, int zero, Recompute recompute) {
-    options.tp = tp, options.pp = pp, options.dp = dp, options.zero = zero, options.recompute = recompute;
-    if (pp == 1) options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
+constexpr int kMostChunks = 8;   // chunks per pipeline stage
+
+// Returns the options as a run of their own, or nothing if they are refused.
+std::optional<PlannedRun> possible(const Options& options) {
     try {
+        check_layout(options);
         return planned_run(options);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::usage) throw;
@@ -24,30 +25,90 @@ std::optional<PlannedRun> possible(Options options, int tp, int pp, int dp, int 
     }
 }
 
-std::vector<Candidate> all_layouts(const Options& options, const Machine& machine, int ranks,
-                                   const std::function<bool(const Options&)>& is_allowed) {
-    std::vector<PlannedRun> runs;
+// Returns 1, 2, 4, ... up to `most`, and `own`.
+std::vector<int> powers_of_two(int most, int own) {
+    std::vector<int> all;
+    for (int power = 1; power <= most; power *= 2) all.push_back(power);
+    if (std::ranges::find(all, own) == all.end()) all.push_back(own);
+    return all;
+}
+
+// Returns the numbers of ranks that may share the model's experts.
+std::vector<int> expert_ranks(const Options& options) {
+    const std::int64_t experts = planned_model(options).experts;
+    std::vector<int> all{1};
+    for (int ranks = 2; ranks <= experts; ranks++) {
+        if (experts % ranks == 0) all.push_back(ranks);
+    }
+    return all;
+}
+
+// Returns the schedules of a pipeline, as options.
+std::vector<Options> scheduled(const Options& options) {
+    Options base = options;
+    base.pp_chunks = 1, base.pp_schedule = PipelineKind::one_f_one_b;
+    if (options.pp == 1) base.pp_warmup = 0;
+    std::vector<Options> all{base};
+    if (options.pp == 1) return all;
+    all.push_back(base);
+    all.back().pp_schedule = PipelineKind::zero_bubble;
+    base.pp_schedule = PipelineKind::interleaved, base.pp_warmup = 0;
+    for (const int chunks : powers_of_two(kMostChunks, options.pp_chunks)) {
+        if (chunks == 1) continue;
+        base.pp_chunks = chunks;
+        all.push_back(base);
+    }
+    const bool is_listed = std::ranges::any_of(all, [&](const Options& one) {
+        return one.pp_schedule == options.pp_schedule && one.pp_chunks == options.pp_chunks;
+    });
+    if (!is_listed) all.push_back(options);
+    return all;
+}
+
+// Returns every layout that divides the ranks, whether or not the model allows it.
+std::vector<Options> divided(Options options, const Machine& machine, int ranks) {
+    std::vector<Options> all;
+    const std::vector<int> experts = expert_ranks(options);
+    const std::vector<int> contexts = powers_of_two(std::min(ranks, options.seq_len / kLeastContext), options.cp);
     for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp++) {
-        for (int pp = 1; tp * options.cp * pp <= ranks; pp++) {
-            if (ranks % (tp * options.cp * pp) != 0) continue;
-            const int dp = ranks / (tp * options.cp * pp);
-            for (int zero = 0; zero <= (dp * options.cp > 1 ? 3 : 0); zero++) {
-                for (const Recompute level : {Recompute::none, Recompute::block}) {
-                    std::optional<PlannedRun> run = possible(options, tp, pp, dp, zero, level);
-                    if (run && (!is_allowed || is_allowed(run->options))) runs.push_back(std::move(*run));
+        for (const int cp : contexts) {
+            for (int pp = 1; tp * cp * pp <= ranks; pp++) {
+                if (ranks % (tp * cp * pp) != 0) continue;
+                options.tp = tp, options.cp = cp, options.pp = pp, options.dp = ranks / (tp * cp * pp);
+                for (const Options& schedule : scheduled(options)) {
+                    for (const int ep : experts) {
+                        for (int zero = 0; zero <= (options.dp * cp > 1 ? 3 : 0); zero++) {
+                            for (const Recompute level : {Recompute::none, Recompute::block}) {
+                                all.push_back(schedule);
+                                all.back().ep = ep, all.back().zero = zero, all.back().recompute = level;
+                            }
+                        }
+                    }
                 }
             }
         }
     }
-    std::vector<Candidate> all(runs.size());
-    on_all_cores(static_cast<int>(runs.size()), [&](int i) {
-        Candidate& candidate = all[static_cast<std::size_t>(i)];
-        candidate.run = std::move(runs[static_cast<std::size_t>(i)]);
-        const auto& [of_run, config, mesh] = candidate.run;
-        candidate.time = closed_form_time(of_run, config, mesh, machine);
+    return all;
+}
+
+std::vector<Candidate> all_layouts(const Options& options, const Machine& machine, int ranks,
+                                   const std::function<bool(const Options&)>& is_allowed) {
+    std::vector<Options> listed = divided(options, machine, ranks);
+    if (is_allowed) std::erase_if(listed, [&](const Options& one) { return !is_allowed(one); });
+    std::vector<std::optional<Candidate>> found(listed.size());
+    on_all_cores(static_cast<int>(listed.size()), [&](int i) {
+        const auto at = static_cast<std::size_t>(i);
+        const std::optional<PlannedRun> run = possible(listed[at]);
+        if (!run) return;
+        Candidate& candidate = found[at].emplace();
+        candidate.run = *run;
+        candidate.time = closed_form_time(run->options, run->config, run->mesh, machine, PipelineTime::estimated);
         candidate.formula = candidate.time.seconds;
-        candidate.least = least_seconds(of_run, config, mesh, machine);
     });
+    std::vector<Candidate> all;
+    for (std::optional<Candidate>& candidate : found) {
+        if (candidate) all.push_back(std::move(*candidate));
+    }
     return all;
 }
 
@@ -57,8 +118,35 @@ double most_bytes(const Candidate& candidate) {
     for (const int stage : {0, pp - 1}) {   // the first stage keeps most activations, the last the classifier
         const Arena arena = fullest_rank(candidate.run, stage, candidate.run.options.recompute.value());
         most = std::max(most, static_cast<double>(arena.high_water()));
+        if (pp == 1) break;
     }
     return most;
+}
+
+// Counts the memory of layouts in their order, until enough fit; returns these with the simulator's time, by that.
+std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine, int wanted) {
+    constexpr int kTogether = 16;
+    std::vector<Candidate*> fitting;
+    for (std::size_t first = 0; first < all.size() && static_cast<int>(fitting.size()) < wanted; first += kTogether) {
+        const auto count = static_cast<int>(std::min<std::size_t>(kTogether, all.size() - first));
+        on_all_cores(count, [&](int i) {
+            Candidate& candidate = all[first + static_cast<std::size_t>(i)];
+            candidate.bytes = most_bytes(candidate);
+        });
+        for (int i = 0; i < count; i++) {
+            Candidate& candidate = all[first + static_cast<std::size_t>(i)];
+            if (candidate.fits(machine)) fitting.push_back(&candidate);
+        }
+    }
+    on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
+        Candidate& candidate = *fitting[static_cast<std::size_t>(i)];
+        const auto& [of_run, config, mesh] = candidate.run;
+        if (mesh.pp > 1) candidate.time = closed_form_time(of_run, config, mesh, machine);
+        candidate.formula = candidate.time.seconds;
+        candidate.least = least_seconds(of_run, config, mesh, machine);
+    });
+    std::ranges::stable_sort(fitting, {}, [](const Candidate* candidate) { return candidate->formula; });
+    return fitting;
 }
 
 // Replays candidates two at a time, in the order of the closed form; skips those whose lower bound is not below the
@@ -106,28 +194,41 @@ std::string reason(const Candidate& candidate, const Candidate& best, const Mach
 
 }   // namespace
 
-std::string Candidate::layout() const {
-    const Options& o = run.options;
-    return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, o.cp > 1 ? text(" --cp ", o.cp) : "",
-                o.ep > 1 ? text(" --ep ", o.ep) : "", " --zero ", o.zero, " --recompute ",
+std::string layout_text(const Options& o) {
+    const Options by_default;
+    auto other = [](const char* name, const auto& value, const auto& usual) {
+        return value == usual ? std::string() : text(" ", name, " ", value);
+    };
+    return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, other("--cp", o.cp, by_default.cp),
+                other("--ep", o.ep, by_default.ep),
+                other("--pp-schedule", std::string(name_of(o.pp_schedule)), name_of(by_default.pp_schedule)),
+                other("--pp-chunks", o.pp_chunks, by_default.pp_chunks),
+                other("--pp-warmup", o.pp_warmup, by_default.pp_warmup), " --zero ", o.zero, " --recompute ",
                 name_of(o.recompute.value()));
 }
 
-std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks, int wanted,
-                                      int replays, const std::function<bool(const Options&)>& is_allowed) {
+bool keeps_given(const Options& o, const Options& other, const std::function<bool(const char*)>& is_given) {
+    auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
+    return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
+           is_kept("--cp", other.cp == o.cp) && is_kept("--dp", o.dp == 0 || other.dp == o.dp) &&
+           is_kept("--ep", other.ep == o.ep) && is_kept("--zero", other.zero == o.zero) &&
+           is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
+           is_kept("--pp-schedule", other.pp_schedule == o.pp_schedule) &&
+           is_kept("--pp-chunks", other.pp_chunks == o.pp_chunks) &&
+           is_kept("--pp-warmup", other.pp_warmup == o.pp_warmup);
+}
+
+std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
+                                      const std::function<bool(const Options&)>& is_allowed,
+                                      const SearchEffort& effort) {
     std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed);
     if (all.empty()) {
         throw Error(ErrorKind::usage, text("no layout of ", ranks, " ranks divides this model and batch"),
                     "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");
     }
-    std::ranges::stable_sort(all, {}, [](const Candidate& c) { return c.time.seconds; });
-    std::vector<Candidate*> fitting;
-    for (Candidate& candidate : all) {
-        if (static_cast<int>(fitting.size()) == wanted) break;
-        candidate.bytes = most_bytes(candidate);
-        if (candidate.fits(machine)) fitting.push_back(&candidate);
-    }
-    if (can_record_steps()) replay_best(fitting, machine, replays);
+    std::ranges::stable_sort(all, {}, &Candidate::formula);
+    const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort.wanted);
+    if (can_record_steps()) replay_best(fitting, machine, effort.replays);
     auto rank = [&](const Candidate& c) { return c.fits(machine) ? (c.replayed ? 0 : 1) : c.bytes > 0 ? 2 : 3; };
     std::ranges::stable_sort(all, {}, [&](const Candidate& c) { return std::pair(rank(c), c.time.seconds); });
     return all;
@@ -143,8 +244,11 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
                 options.zero_group = 0, options.ep = std::gcd(requested.ep, dp * requested.cp * tp);
                 options.total_batch = std::int64_t{pp} * dp * options.micro_batch * options.seq_len;
                 options.batch_schedule.clear();
-                const std::optional<PlannedRun> run =
-                    possible(options, tp, pp, dp, dp * requested.cp > 1 ? 3 : 0, Recompute::block);
+                options.tp = tp, options.pp = pp, options.dp = dp, options.zero = dp * requested.cp > 1 ? 3 : 0;
+                options.recompute = Recompute::block;
+                if (pp == 1)
+                    options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
+                const std::optional<PlannedRun> run = possible(options);
                 if (!run) continue;
                 Candidate candidate;
                 candidate.run = *run;
@@ -158,10 +262,13 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
 
 std::string search_text(const std::vector<Candidate>& candidates, const Machine& machine, std::size_t most) {
     std::string lines = text(candidates.size(), " layouts divide; the best of them:\n");
-    for (std::size_t i = 0; i < std::min(most, candidates.size()); i++) {
-        const Candidate& c = candidates[i];
+    std::size_t fitting = 0, told = 0;
+    for (const Candidate& c : candidates) {
+        if (told == most) break;
+        if (c.fits(machine) && ++fitting > most * 5 / 8) continue;   // leaves lines for the others
+        told++;
         lines += formatted("  %10.3f ms %s  %-52s %s\n", 1e3 * c.time.seconds, c.replayed ? "replayed" : "formula ",
-                           c.layout().c_str(), reason(c, candidates.front(), machine).c_str());
+                           layout_text(c.run.options).c_str(), reason(c, candidates.front(), machine).c_str());
     }
     return lines;
 }

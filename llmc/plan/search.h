@@ -1,8 +1,11 @@
 // Searches the layouts of the same devices for the fastest one that fits. It lists every layout that divides, orders
-// them by closed-form time, counts memory in that order, and, if steps can be recorded, replays the best ones, except
-// those whose matmuls alone make them slower than the best so far.
+// them by a closed form with an estimate of the pipeline, counts memory in that order, and gives those that fit the
+// simulator's time. If steps can be recorded, it replays the best ones, except those whose matmuls alone make them
+// slower than the best so far.
 //
-// It varies --tp within a node, --pp, --dp, --zero, and --recompute (none or block); the caller sets all else.
+// It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence), --pp, --dp,
+// --ep (divisors of the experts), --zero, --recompute (none or block), and in pipelines --pp-schedule (1f1b, zb,
+// interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and naive are never faster than 1f1b.
 #pragma once
 
 #include <functional>
@@ -14,26 +17,37 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/step_time.h"
 
+constexpr int kLeastContext = 512;   // tokens of a sequence for each --cp rank
+
 struct Candidate {
     PlannedRun run;
     StepTime time;
-    double formula = 0;      // seconds by the closed form
+    double formula = 0;      // seconds by the closed form, with the simulator only if it fits
     double least = 0;        // lower bound of the seconds (least_seconds)
     double bytes = 0;        // on the fullest rank; 0: not counted, because enough faster ones fit
     bool replayed = false;   // `time` is of a replay, else of the closed form
     bool fits(const Machine& machine) const { return bytes > 0 && bytes <= 0.9 * machine.memory_bytes; }
-    std::string layout() const;   // the layout as options
+};
+
+// Returns the layout as options: --cp, --ep and those of the pipeline's schedule only where they are not the default.
+std::string layout_text(const Options& options);
+
+// Returns true if `other` has the values of all of a layout's options that were given in `options`.
+bool keeps_given(const Options& options, const Options& other, const std::function<bool(const char*)>& is_given);
+
+struct SearchEffort {
+    int wanted = 32;   // layouts that fit, after which it stops counting
+    int replays = 8;   // replays of the fastest among them
 };
 
 // Returns the layouts: those that fit, fastest first; then those that do not fit; then those that were not counted.
-// Stops counting after `wanted` that fit, and replays `replays` of these. `is_allowed` empty: all are allowed. Throws
-// Error(usage) if no layout of so many ranks is possible.
-std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks, int wanted = 6,
-                                      int replays = 4, const std::function<bool(const Options&)>& is_allowed = {});
+// `is_allowed` empty: all are allowed. Throws Error(usage) if no layout of so many ranks is possible.
+std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
+                                      const std::function<bool(const Options&)>& is_allowed = {},
+                                      const SearchEffort& effort = {});
 
 // Returns the fewest devices (--cp times a power of two, at most `most`) that hold the run in some layout of --tp,
-// --pp,
-// --zero 3 and --recompute block; nothing if none do. Each layout has the largest divisor of --ep that divides a
+// --pp, --zero 3 and --recompute block; nothing if none do. Each layout has the largest divisor of --ep that divides a
 // stage's ranks. Micro-batches keep their size; a step has --pp of them per data-parallel rank.
 std::optional<int> fewest_devices(const Options& options, const Machine& machine, int most);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "llmc/base/log.h"
 #include "llmc/run/layout_options.h"
@@ -72,9 +74,9 @@ RecordedRank record_rank(const Options& options, const ModelConfig& config, Worl
 
 // Makes each exchange wait for the recorded stages only; other ranks count only in whether it leaves the node.
 void stand_for_all(StepRecording& found) {
-    std::map<std::uint64_t, int> who;   // by exchange: recorded stages that take part
+    std::unordered_map<std::uint64_t, int> who;   // by exchange: recorded stages that take part
     for (const Recording& stage : found.stages) {
-        std::set<std::uint64_t> own;
+        std::unordered_set<std::uint64_t> own;
         for (const RecordedStep& step : stage) {
             for (const Exchange& exchange : step.work.exchanges) own.insert(exchange.key);
         }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,9 @@ struct PlanOptions {
     std::string tokens;                   // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
     double price = 0;                     // per GPU-hour
     bool search = false, json = false;
-    std::string svg;       // file for the picture
-    std::string compare;   // folder of a run
+    std::set<std::string> kept;   // options whose values --search keeps
+    std::string svg;              // file for the picture
+    std::string compare;          // folder of a run
 };
 
 // Selects a checkpoint's weights, or their average.
