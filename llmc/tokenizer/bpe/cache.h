@@ -134,7 +134,7 @@ public:
     const Short* find(std::size_t slot, const ShortKey& key) const {
         const Pair& pair = short_[slot];
         const bool first = pair.entries[0].key == key, second = pair.entries[1].key == key;
-        return first | second ? &pair.entries[second] : nullptr;   // a branch for each could not be predicted
+        return (first | second) ? &pair.entries[second] : nullptr;   // a branch for each could not be predicted
     }
     // Stores a piece: in its first slot, or in its second one if only that has a free entry. The first entry of a pair
     // stays for long and the second changes, so that rare words do not drive out common ones.
