@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -28,11 +29,9 @@ struct ShortKey {
     // Makes the key of a piece of 1 to 15 bytes. Reads 16 bytes at `at` whatever the length: they must be readable.
     static ShortKey load(const char* at, std::uint32_t length) {
         ShortKey key;
-        std::memcpy(&key.low, at, 8);
-        std::memcpy(&key.high, at + 8, 8);
-        key.low &= length >= 8 ? ~0ull : (1ull << (8 * length)) - 1;
-        key.high &= length > 8 ? (1ull << (8 * (length - 8))) - 1 : 0;
-        key.high |= std::uint64_t{length} << 56;
+        std::memcpy(&key, at, load_bytes);
+        key.low &= masks[length].low;
+        key.high = (key.high & masks[length].high) | std::uint64_t{length} << 56;
         return key;
     }
     static ShortKey load_exactly(const char* at, std::uint32_t length) {
@@ -53,6 +52,26 @@ struct ShortKey {
         return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
     }
     bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
+
+    static const ShortKey masks[max_length + 1];   // the bytes of a piece, by its length
+};
+inline constexpr ShortKey ShortKey::masks[] = {
+    {0, 0},
+    {~0ull >> 56, 0},
+    {~0ull >> 48, 0},
+    {~0ull >> 40, 0},
+    {~0ull >> 32, 0},
+    {~0ull >> 24, 0},
+    {~0ull >> 16, 0},
+    {~0ull >> 8, 0},
+    {~0ull, 0},
+    {~0ull, ~0ull >> 56},
+    {~0ull, ~0ull >> 48},
+    {~0ull, ~0ull >> 40},
+    {~0ull, ~0ull >> 32},
+    {~0ull, ~0ull >> 24},
+    {~0ull, ~0ull >> 16},
+    {~0ull, ~0ull >> 8},
 };
 
 // Holds an array of zeros, on large pages where the system has them: a random access then seldom misses the TLB.
@@ -77,15 +96,24 @@ private:
     std::unique_ptr<T, Free> entries_;
 };
 
-template <class Id>
+// Sizes in bits of a slot's number: 16 and 8 MiB, beyond a core's own cache, but fetched ahead.
+template <class Id, int short_bits = 18, int long_bits = 16>
 class PieceCache {
 public:
     struct Short {
-        static constexpr std::uint32_t max_ids = 14 / sizeof(Id);   // 7 or 3
-        static constexpr std::uint16_t in_long = 0xffff;            // as count: too many ids, look in the other table
-        ShortKey key;                                               // length 0: an empty slot
-        Id ids[max_ids];
-        std::uint16_t count;
+        static constexpr std::uint32_t max_ids = 16 / sizeof(Id) - 1;   // 7 or 3
+        static constexpr Id in_long =
+            std::numeric_limits<Id>::max();   // as count: too many ids, look in the other table
+        ShortKey key;                         // length 0: an empty slot
+        Id ids[max_ids + 1];                  // and their count as the last
+        Id count() const { return ids[max_ids]; }
+        // Writes max_ids + 1 ids, of which those behind count() mean nothing; returns where the next ones belong.
+        std::uint32_t* write(std::uint32_t* out) const {
+            Id copy[max_ids + 1];   // which cannot overlap `out`: the loop becomes one vector instruction
+            std::memcpy(copy, ids, sizeof copy);
+            for (std::uint32_t i = 0; i <= max_ids; i++) out[i] = copy[i];
+            return out + count();
+        }
     };
     static_assert(sizeof(Short) == 32);
 
@@ -99,29 +127,26 @@ public:
     static_assert(sizeof(Long) == 128);
 
     static std::size_t short_slot(const ShortKey& key) { return key.hash() >> (64 - short_bits); }
-    // Returns the second slot of a piece, where it is when its first one was taken.
-    static std::size_t second_slot(std::size_t slot, const ShortKey& key) {
-        return slot ^ ((key.hash() & ((std::size_t{1} << short_bits) - 1)) | 1);
-    }
+    // Returns the second slot of a piece, where it is when its first one was taken: the line beside it.
+    static std::size_t second_slot(std::size_t slot) { return slot ^ 1; }
     void prefetch_short(std::size_t slot) const { __builtin_prefetch(&short_[slot]); }
 
     const Short* find(std::size_t slot, const ShortKey& key) const {
         const Pair& pair = short_[slot];
-        bool second = pair.entries[1].key == key;   // without a branch, which could not be predicted
-        const Short& entry = pair.entries[second];
-        return entry.key == key ? &entry : nullptr;
+        const bool first = pair.entries[0].key == key, second = pair.entries[1].key == key;
+        return (first | second) ? &pair.entries[second] : nullptr;   // a branch for each could not be predicted
     }
     // Stores a piece: in its first slot, or in its second one if only that has a free entry. The first entry of a pair
     // stays for long and the second changes, so that rare words do not drive out common ones.
     void remember(std::size_t slot, const ShortKey& key, const std::uint32_t* ids, std::size_t count) {
         Pair* pair = &short_[slot];
-        if (!pair->has_room() && short_[second_slot(slot, key)].has_room()) pair = &short_[second_slot(slot, key)];
+        if (!pair->has_room() && short_[second_slot(slot)].has_room()) pair = &short_[second_slot(slot)];
         const bool first_is_free = pair->entries[0].key.high == 0;
         if (!pair->has_room() && ++replaced_ % promote_every == 0) pair->entries[0] = pair->entries[1];
         Short& entry = pair->entries[first_is_free ? 0 : 1];
         entry.key = key;
-        entry.count = count <= Short::max_ids ? static_cast<std::uint16_t>(count) : Short::in_long;
-        if (entry.count == Short::in_long) return;
+        entry.ids[Short::max_ids] = count <= Short::max_ids ? static_cast<Id>(count) : Short::in_long;
+        if (entry.count() == Short::in_long) return;
         for (std::size_t i = 0; i < count; i++) entry.ids[i] = static_cast<Id>(ids[i]);
     }
 
@@ -141,7 +166,6 @@ public:
     }
 
 private:
-    static constexpr int short_bits = 17, long_bits = 14;   // 8 and 2 MiB: beyond a core's own cache, but fetched ahead
     static constexpr unsigned promote_every = 8;
     struct alignas(64) Pair {
         Short entries[2];

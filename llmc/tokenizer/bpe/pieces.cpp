@@ -1,10 +1,13 @@
 #include "llmc/tokenizer/bpe/pieces.h"
 
+#include <algorithm>
+
 #include "llmc/tokenizer/bpe/cache.h"
 
 namespace {
 
 constexpr std::size_t batch_pieces = 256;
+constexpr std::size_t ahead = 32;   // a cache line is fetched so many pieces before it is read
 
 using Ids = std::vector<std::uint32_t>;
 
@@ -32,14 +35,15 @@ private:
     // lines, the second finds most of them there. Entries are copied whole, whatever their number of ids, into room for
     // all.
     void encode_batch(std::string_view text, const std::uint32_t* ends, std::size_t count, Ids& ids) {
-        locate(text, ends, count);
+        std::uint32_t begin_ahead = begin_;
+        for (std::size_t i = 0; i < std::min(count, ahead); i++) begin_ahead = locate(text, i, begin_ahead, ends[i]);
         counts_.pieces += count;
         std::uint32_t* out = found_;
         for (std::size_t i = 0; i < count; i++) {
+            if (i + ahead < count) begin_ahead = locate(text, i + ahead, begin_ahead, ends[i + ahead]);
             const Short* known = cache_.find(slots_[i], keys_[i]);
-            if (known != nullptr && known->count != Short::in_long) [[likely]] {
-                for (std::uint32_t j = 0; j < Short::max_ids; j++) out[j] = known->ids[j];
-                out += known->count;
+            if (known != nullptr && known->count() != Short::in_long) [[likely]] {
+                out = known->write(out);
             } else {
                 ids.insert(ids.end(), found_, out);
                 out = found_;
@@ -51,25 +55,22 @@ private:
         begin_ = ends[count - 1];
     }
 
-    // Computes keys and places in the cache of a batch. A piece that is too long for the short table gets a key that
-    // matches nothing, and its place in the other.
-    void locate(std::string_view text, const std::uint32_t* ends, std::size_t count) {
-        std::uint32_t begin = begin_;
-        for (std::size_t i = 0; i < count; i++) {
-            std::uint32_t length = ends[i] - begin;
-            if (length <= ShortKey::max_length) [[likely]] {
-                const char* at = text.data() + begin;
-                bool readable = begin + std::size_t{ShortKey::load_bytes} <= text.size();
-                keys_[i] = readable ? ShortKey::load(at, length) : ShortKey::load_exactly(at, length);
-                slots_[i] = static_cast<std::uint32_t>(Cache::short_slot(keys_[i]));
-                cache_.prefetch_short(slots_[i]);
-            } else {
-                keys_[i] = ShortKey::none();
-                slots_[i] = 0;
-                if (length <= Long::max_length) cache_.prefetch_long(Cache::long_slot(text.substr(begin, length)));
-            }
-            begin = ends[i];
+    // Computes the key and the place in the cache of piece number `i`, and returns its end. A piece that is too long
+    // for the short table gets a key that matches nothing, and its place in the other.
+    std::uint32_t locate(std::string_view text, std::size_t i, std::uint32_t begin, std::uint32_t end) {
+        const std::uint32_t length = end - begin;
+        if (length <= ShortKey::max_length) [[likely]] {
+            const char* at = text.data() + begin;
+            const bool readable = begin + std::size_t{ShortKey::load_bytes} <= text.size();
+            keys_[i] = readable ? ShortKey::load(at, length) : ShortKey::load_exactly(at, length);
+            slots_[i] = static_cast<std::uint32_t>(Cache::short_slot(keys_[i]));
+            cache_.prefetch_short(slots_[i]);
+        } else {
+            keys_[i] = ShortKey::none();
+            slots_[i] = 0;
+            if (length <= Long::max_length) cache_.prefetch_long(Cache::long_slot(text.substr(begin, length)));
         }
+        return end;
     }
 
     // Encodes piece number `i` of its batch, whose ids are not in the short table; `marked`: it says that the long one
@@ -77,10 +78,10 @@ private:
     void encode_unknown(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
         const bool is_short = piece.size() <= ShortKey::max_length;
         if (is_short && !marked) {
-            const Short* known = cache_.find(cache_.second_slot(slots_[i], keys_[i]), keys_[i]);
+            const Short* known = cache_.find(cache_.second_slot(slots_[i]), keys_[i]);
             marked = known != nullptr;
-            if (marked && known->count != Short::in_long) {
-                ids.insert(ids.end(), known->ids, known->ids + known->count);
+            if (marked && known->count() != Short::in_long) {
+                ids.insert(ids.end(), known->ids, known->ids + known->count());
                 return;
             }
         }
@@ -109,7 +110,7 @@ private:
     std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
     std::uint32_t slots_[batch_pieces];
-    std::uint32_t found_[batch_pieces * Short::max_ids];   // ids of pieces of the batch, not appended yet
+    std::uint32_t found_[batch_pieces * Short::max_ids + 1];   // ids of pieces of the batch, not appended yet
 };
 
 }   // namespace

@@ -5,6 +5,8 @@
 #include <random>
 #include <string>
 
+#include "llmc/tokenizer/bpe/cache.h"
+
 namespace {
 
 using Ids = std::vector<std::uint32_t>;
@@ -62,4 +64,28 @@ TEST_CASE("bpe_pieces: what is remembered is what the merges give, through many 
         const PieceCounts counts = encoder->counts();
         CHECK(counts.merged < counts.pieces / 2);
     }
+}
+
+TEST_CASE("bpe_pieces: a full cache gives a piece's own ids or nothing") {
+    PieceCache<std::uint16_t, 2, 1> cache;   // eight short entries
+    std::mt19937 random(2);
+    std::size_t found = 0, wrong = 0;
+    for (int i = 0; i < 20000; i++) {
+        const std::uint32_t number = random() % 40;
+        const std::string piece = "p" + std::to_string(number);
+        const ShortKey key = ShortKey::load_exactly(piece.data(), static_cast<std::uint32_t>(piece.size()));
+        const std::size_t slot = cache.short_slot(key);
+        const auto* known = cache.find(slot, key);
+        if (known == nullptr) known = cache.find(cache.second_slot(slot), key);
+        const std::uint32_t ids[] = {number, number + 100};
+        if (known == nullptr) {
+            cache.remember(slot, key, ids, 1 + number % 2);
+        } else {
+            found++;
+            wrong += known->count() != 1 + number % 2 || known->ids[0] != number ||
+                     (number % 2 == 1 && known->ids[1] != number + 100);
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(found > 1000);
 }
