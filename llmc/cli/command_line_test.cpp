@@ -148,7 +148,6 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--zero", "1", "--zero-group", "1"}, "--zero-group 1: one rank shares nothing"},
         {{"--local-steps", "5", "--zero-group", "3", "--cp", "2"}, "--local-steps 5 --zero-group 3 --cp 2"},
         {{"--local-steps", "5", "--dp", "2"}, "--local-steps 5 without --zero-group"},
-        {{"--local-steps", "5", "--zero-group", "2", "--ep", "2", "--experts", "4"}, "--local-steps 5 --ep 2"},
         {{"--local-steps", "5", "--dp", "2"}, "1: each by itself"},
         {{"--local-steps", "-1"}, "--local-steps -1: expected an integer from 0"},
         {{"--local-steps", "2.5"}, "--local-steps 2.5: expected an integer"},

@@ -152,20 +152,17 @@ int checked_zero_group(int ranks, int zero_group) {
 }
 
 void check_expert_ranks(const MeshShape& mesh) {
-    if (mesh.ep > 1 && mesh.shards() < mesh.dp * mesh.cp) {
-        throw Error(ErrorKind::usage,
-                    text("--ep ", mesh.ep, " with --zero-group ", mesh.zero_group,
-                         ": experts are cut over all ranks that hold the same ones"),
-                    "Leave --zero-group out, or give --ep 1.");
-    }
-    if (mesh.ep >= 1 && mesh.stage() % mesh.ep == 0) return;
+    const int ranks = mesh.shards() * mesh.tp;   // of a copy of the model on a stage
+    if (mesh.ep >= 1 && ranks % mesh.ep == 0) return;
     std::string fitting;
-    for (int n = 1; n <= mesh.stage(); n++) {
-        if (mesh.stage() % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);
+    for (int n = 1; n <= ranks; n++) {
+        if (ranks % n == 0) fitting += text(fitting.empty() ? "" : ", ", n);
     }
+    const char* const where = mesh.zero_group > 0 ? " ranks that a group of --zero-group has on a stage"
+                              : mesh.pp > 1       ? " ranks that a pipeline stage has"
+                                                  : " ranks that there are";
     throw Error(ErrorKind::usage,
-                text("--ep ", mesh.ep, " does not fit: expected a divisor of the dp x cp x tp = ", mesh.stage(),
-                     " ranks that ", mesh.pp > 1 ? "a pipeline stage has" : "there are"),
+                text("--ep ", mesh.ep, " does not fit: expected a divisor of the dp x cp x tp = ", ranks, where),
                 text("Values that work: ", fitting, "."));
 }
 

@@ -113,7 +113,7 @@ struct Replica {
 };
 Replica replica_of(const MeshShape& shape, const MeshCoordinates& at);
 
-// Throws Error(usage) where experts cannot be dealt out to groups of mesh.ep ranks of a stage.
+// Throws Error(usage) where experts cannot be dealt out to groups of mesh.ep ranks of a stage, each within a zero_group.
 void check_expert_ranks(const MeshShape& mesh);
 
 // Returns the mesh of `world` ranks: dp is what pp, cp and tp leave, and is checked when given (0: not given). Throws

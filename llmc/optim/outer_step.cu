@@ -37,6 +37,7 @@ OuterStep::OuterStep(Stage& stage, const LocalSteps& local, const std::vector<Op
       states_(states),
       outer_(groups.outer),
       zero_(groups.zero),
+      holders_(groups.holders),
       tensor_(groups.tensor),
       same_heads_(groups.same_heads),
       tied_(groups.links.tied),
@@ -255,8 +256,11 @@ void OuterStep::share(int fragment) {
             group->broadcast(values, count, 0, stage_.stream());
         });
     };
-    share_in(zero_, [&](const TensorSpec&) { return !is_sharded(StateKind::optimizer, place.zero_stage); });
-    share_in(tensor_, [&](const TensorSpec& tensor) { return is_whole_on_tp(tensor, place.mesh); });
+    const bool whole = !is_sharded(StateKind::optimizer, place.zero_stage);
+    auto dealt = [&](const TensorSpec& tensor) { return is_expert_parallel(tensor, place.mesh); };
+    share_in(zero_, [&](const TensorSpec& tensor) { return whole && !dealt(tensor); });
+    share_in(holders_, [&](const TensorSpec& tensor) { return whole && dealt(tensor); });
+    share_in(tensor_, [&](const TensorSpec& tensor) { return is_whole_on_tp(tensor, place.mesh) && !dealt(tensor); });
     share_copied_heads(fragment);
     share_in(tied_, [&](const TensorSpec& tensor) { return tensor.tied; });
 }

@@ -69,8 +69,8 @@ private:
     Stage& stage_;
     LocalSteps local_;
     const std::vector<OptimizerState>& states_;
-    const ModelState<float>* masters_ = nullptr;                    // null: the parameters are the exact weights
-    Communicator *outer_, *zero_, *tensor_, *same_heads_, *tied_;   // or null
+    const ModelState<float>* masters_ = nullptr;   // null: the parameters are the exact weights
+    Communicator *outer_, *zero_, *holders_, *tensor_, *same_heads_, *tied_;   // or null
     std::vector<Fragment> fragments_;
     std::vector<int> left_;
     std::unique_ptr<Flights> flights_;                // null: weights are summed in place

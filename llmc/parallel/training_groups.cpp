@@ -50,6 +50,19 @@ Communicator* same_heads(World& world, int copies) {
     return world.group("tp same heads", members);
 }
 
+// Returns the ranks of this replica that hold the same experts; null if it is this one alone.
+Communicator* holders_in_replica(World& world) {
+    const Replica own = replica_of(world.mesh(), world.at());
+    if (own.mesh.ep == 1) return nullptr;
+    std::vector<int> members;
+    for (const int member : group_members(own.mesh, own.at, holder_axes)) {
+        MeshCoordinates place = coordinates_of(own.mesh, member);
+        place.dp += own.number * own.mesh.dp;
+        members.push_back(rank_of(world.mesh(), place));
+    }
+    return world.group("holders of experts in a replica", members);
+}
+
 }   // namespace
 
 TrainingGroups training_groups(World& world, bool ring, bool tied, int head_copies) {
@@ -72,5 +85,6 @@ TrainingGroups training_groups(World& world, const ModelConfig& config, int pp_c
     if (groups.outer == nullptr) return groups;
     groups.all = world.group(model_axes);
     groups.stage = groups.copy;
+    groups.holders = holders_in_replica(world);
     return groups;
 }

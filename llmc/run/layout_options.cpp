@@ -97,8 +97,6 @@ void check_local_steps(const Options& o) {
               "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
     refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
               "A group must have whole sequences: give a multiple of --cp.");
-    refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
-              "Experts are shared within a group that takes steps together: give --ep 1.");
     refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
               "The groups' weights are averaged in fp32: leave --master-weights out.");
     refuse_if(o.local.fragments > o.local.every, text(given, " --outer-fragments ", o.local.fragments),
@@ -209,9 +207,6 @@ void check_experts(const Options& o, const ModelConfig& config) {
     refuse_if(o.capacity_factor > 0 && config.experts == 0,
               text("--capacity-factor ", o.capacity_factor, ": the model has no experts"),
               "Give --experts, or leave --capacity-factor out.");
-    refuse_if(o.local.every > 0 && config.experts > 0,
-              text("--local-steps ", o.local.every, ": the model has experts, whose load all ranks count together"),
-              "Leave --experts out, or --local-steps.");
     if (o.ep == 1) return;
     const std::string given = text("--ep ", o.ep);
     refuse_if(config.experts == 0, given + ": the model has no experts", "Give --experts, or leave --ep out.");
@@ -473,6 +468,11 @@ void check_total_batch(const Options& o) {
 void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_zero_group(options);
+    refuse_if(
+        options.ep > 1 && options.local.every == 0 && options.zero_group > 0 && options.zero_group < dp * options.cp,
+        text("--ep ", options.ep, " with --zero-group ", options.zero_group,
+             ": experts are cut over all ranks that hold the same ones"),
+        "Leave --zero-group out, or give --ep 1.");
     refuse_if(options.local.compression != OuterCompression::none && options.zero_group >= dp * options.cp,
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),

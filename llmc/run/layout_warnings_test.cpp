@@ -180,3 +180,22 @@ TEST_CASE("layout options: --grad-compression is refused where one rank sees all
     o.grad_compression.how = GradCompression::none;
     CHECK(refused(1, 1).empty());
 }
+
+TEST_CASE("layout options: --ep is refused with --zero-group, unless groups are replicas, within which experts stay") {
+    Options o;
+    o.ep = 2, o.zero = 1, o.zero_group = 2, o.total_batch = 4 * o.micro_batch * o.seq_len;
+    auto refused = [&] {
+        try {
+            fit_to_ranks(o, 4);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(refused().starts_with("--ep 2 with --zero-group 2: experts are cut over all ranks that hold the same ones"));
+    o.local.every = 5;
+    CHECK(refused().empty());
+    CHECK_NOTHROW(check_expert_ranks({1, 4, 1, 1, 2, 2}));
+    CHECK_THROWS_WITH_AS(check_expert_ranks({1, 8, 1, 1, 2, 4}),
+                         doctest::Contains("= 2 ranks that a group of --zero-group has on a stage"), Error);
+}

@@ -36,6 +36,19 @@ TEST_CASE("layouts: one local step at a time, and the average taken as it is, ar
     compare_runs({one});
 }
 
+TEST_CASE("layouts: local steps of models with experts, likewise, dealt out within a replica or whole on each rank") {
+    std::vector<Layout> layouts{{4, 1}, {4, 3}, {8, 2}, all_axes(2, 1, 1, 2, 0), {2, 0}, {8, 0}};
+    const int ranks[] = {2, 2, 4, 1, 1, 4}, ep[] = {2, 2, 2, 2, 1, 2};
+    for (std::size_t i = 0; i < layouts.size(); i++) {
+        layouts[i].local = {.every = 1, .lr = 1, .momentum = 0}, layouts[i].replica_ranks = ranks[i];
+        layouts[i].ep = ep[i], layouts[i].clips = false;
+        layouts[i].experts = 2;   // which each token goes to, both: roundings choose no other ones
+    }
+    compare_runs(layouts, OptimizerKind::sgd);
+    for (Layout& layout : layouts) layout.local = {.every = 3}, layout.experts = 4, layout.router_biases = true;
+    compare_runs({layouts[0], layouts[2], layouts[3], layouts[4], layouts[5]});
+}
+
 TEST_CASE("layouts: between replicas only a move sends, 8 P (R - 1) / R bytes of what a rank owns") {
     const Workplace place;
     for (Layout layout : replicas_with({.every = 3})) {   // so the last of four steps moves too
@@ -89,6 +102,9 @@ TEST_CASE("layouts: after a move ranks that hold copies have the first one's sum
     for (std::size_t i = 0; i < layouts.size(); i++)
         layouts[i].local = {.every = 2}, layouts[i].replica_ranks = ranks[i];
     layouts.back().llama = true;   // one head of keys and values, which both tp ranks hold
+    Layout dealt{8, 0};            // pairs of ranks hold the same experts
+    dealt.local = {.every = 2}, dealt.replica_ranks = 4, dealt.experts = 4, dealt.ep = 2;
+    layouts.push_back(dealt);
     for (const OuterCompression compression :
          {OuterCompression::int8, OuterCompression::int2_, OuterCompression::topk}) {
         Layout compressed = layouts[6];

@@ -95,14 +95,16 @@ WorldOptions world_options(const Options& options) {
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at) {
     StageOptions result;
-    // a single rank keeps everything
-    const bool shares = group_size(mesh, zero_axes) > 1 || (mesh.ep > 1 && group_size(mesh, holder_axes) > 1);
-    result.place = {mesh, at, shares ? options.zero : 0, options.optimizer == OptimizerKind::muon};
+    result.place.mesh = mesh, result.place.at = at;
     if (options.local.every > 0) {
         const Replica own = replica_of(mesh, at);
         result.place.mesh = own.mesh, result.place.at = own.at;
         result.replica = own.number, result.replicas = own.replicas;
     }
+    const MeshShape& copy = result.place.mesh;
+    const bool shares = group_size(copy, zero_axes) > 1 || (copy.ep > 1 && group_size(copy, holder_axes) > 1);
+    result.place.zero_stage = shares ? options.zero : 0;   // a single rank keeps everything
+    result.place.assigns_matrices = options.optimizer == OptimizerKind::muon;
     result.tp_chunks = options.tp_chunks;
     result.ep_chunks = options.ep_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;

@@ -125,14 +125,15 @@ void Step::sum_numbers() {
 
 void Step::add_expert_totals() {
     const auto& [counts, losses, held_rows, dropped] = stage_.expert_totals();
-    if (groups_.all == nullptr || counts.size() == 0) return;
+    Communicator* const everyone = groups_.everyone();   // of all replicas, whose routers' biases stay the same
+    if (everyone == nullptr || counts.size() == 0) return;
     if (fullest_ranks_.size() > 0) fullest_ranks_.upload(held_rows, stage_.stream());
-    const Communicator::Group together(*groups_.all);
-    groups_.all->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
-    groups_.all->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
-    if (dropped.size() > 0) groups_.all->all_reduce(dropped.data(), dropped.size(), ReduceOp::sum, stage_.stream());
+    const Communicator::Group together(*everyone);
+    everyone->all_reduce(counts.data(), counts.size(), ReduceOp::sum, stage_.stream());
+    everyone->all_reduce(losses.data(), losses.size(), ReduceOp::sum, stage_.stream());
+    if (dropped.size() > 0) everyone->all_reduce(dropped.data(), dropped.size(), ReduceOp::sum, stage_.stream());
     if (fullest_ranks_.size() == 0) return;
-    groups_.all->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
+    everyone->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
 }
 
 // Sums the gradient of tied tensors over the first and the last pipeline stage; each gets the sum for the part that its
@@ -238,14 +239,15 @@ StepResult Step::result() const {
         const std::vector<double> losses = totals.router_losses.download(stage_.stream());
         const std::vector<std::int32_t> counts = totals.counts.download(stage_.stream());
         result.experts = expert_load(counts, experts);
-        result.experts->balance_loss = losses[0], result.experts->z_loss = losses[1];
+        const int replicas = stage_.options().replicas;   // each has the mean over its own tokens
+        result.experts->balance_loss = losses[0] / replicas, result.experts->z_loss = losses[1] / replicas;
         std::vector<std::int32_t> dropped;
         if (totals.dropped.size() > 0) dropped = totals.dropped.download(stage_.stream());
         result.experts->dropped = dropped_share(dropped, counts);
         if (fullest_ranks_.size() > 0) {
             const RankLayout& place = stage_.storage().place();
             result.experts->fullest_rank = rank_loads(fullest_ranks_.download(stage_.stream()), counts, dropped,
-                                                      experts, group_size(place.mesh, stage_axes));
+                                                      experts, replicas * group_size(place.mesh, stage_axes));
         }
     }
     return result;
