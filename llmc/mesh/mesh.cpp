@@ -152,7 +152,7 @@ int checked_zero_group(int ranks, int zero_group) {
 }
 
 void check_expert_ranks(const MeshShape& mesh) {
-    const int ranks = mesh.shards() * mesh.tp;   // of a copy of the model on a stage
+    const int ranks = mesh.shards() * mesh.tp;   // that hold a copy of the stage
     if (mesh.ep >= 1 && ranks % mesh.ep == 0) return;
     std::string fitting;
     for (int n = 1; n <= ranks; n++) {

@@ -125,7 +125,7 @@ void Step::sum_numbers() {
 
 void Step::add_expert_totals() {
     const auto& [counts, losses, held_rows, dropped] = stage_.expert_totals();
-    Communicator* const everyone = groups_.everyone();   // of all replicas, whose routers' biases stay the same
+    Communicator* const everyone = groups_.everyone();   // so biases stay the same on all replicas
     if (everyone == nullptr || counts.size() == 0) return;
     if (fullest_ranks_.size() > 0) fullest_ranks_.upload(held_rows, stage_.stream());
     const Communicator::Group together(*everyone);

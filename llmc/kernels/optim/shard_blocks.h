@@ -12,7 +12,7 @@ inline std::int64_t rounded_blocks(std::int64_t elements) { return (elements + k
 // tensor, the last blocks stand for zeros.
 struct ShardBlocks {
     std::int64_t ranks = 1, shard = 0;   // elements of a shard
-    std::int64_t elements = 0;           // of the tensor
+    std::int64_t elements = 0;           // the tensor has
     std::int64_t stride = 0;             // blocks from one shard's to the next one's
     std::int64_t of_shard() const { return rounded_blocks(shard); }
     // Returns where a shard begins in the tensor, and how many of its elements are the tensor's.

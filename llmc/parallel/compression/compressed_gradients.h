@@ -19,7 +19,7 @@
 
 // States of this rank that compression keeps, in fp32.
 struct CompressionStates {
-    ModelState<float> error;    // of what this rank sends: the whole gradient, or between groups what it owns of it
+    ModelState<float> error;    // as large as what this rank sends: the gradient, or between groups its part
     ModelState<float> factor;   // with powersgd
 };
 
