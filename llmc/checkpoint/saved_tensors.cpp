@@ -226,7 +226,7 @@ void HostTensors::write(CheckpointWriter& checkpoint) const {
     }
 }
 
-// Writes the model file and the optimizer file of one unit, or the file of a data-parallel rank.
+// Writes the model file and the optimizer file of one unit, or the file of a data-parallel rank or group.
 void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const {
     auto is_parameter = [](const Held& held) { return held.state.empty(); };
     auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };

@@ -436,7 +436,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
-    for (const char* const name : {"--cp", "--ep", "--pp-schedule", "--pp-chunks"}) {
+    for (const char* const name : {"--cp", "--ep", "--pp-schedule", "--pp-chunks", "--pp-warmup"}) {
         if (given.contains(name)) o.plan.kept.insert(name);
     }
     check_predicted(verb, o, beside.layout == LayoutChoice::auto_);

@@ -237,6 +237,11 @@ void Zero::sum_between_groups(int slot) {
     for (const SpanLayout& span : spans(slot)) {
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
+        if (compressed == nullptr && shards(StateKind::gradients)) {   // shards lie side by side
+            const auto kept = static_cast<std::size_t>(span.kept);
+            sum_gradients(*copies, states_.gradients.unit(slot) + span.kept_offset, kept, traffic());
+            continue;
+        }
         for_tensors(span, copies, [&](const TensorLayout& tensor) {
             if (compressed && compressed->takes(tensor)) return;
             const std::size_t kept = shard(tensor);   // 0 if another rank is the owner

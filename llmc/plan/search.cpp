@@ -43,6 +43,12 @@ std::vector<int> expert_ranks(const Options& options) {
     return all;
 }
 
+// Returns options with their schedule, which a single stage does not have.
+Options as_asked(Options options) {
+    if (options.pp == 1) options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
+    return options;
+}
+
 // Returns the schedules of a pipeline, as options.
 std::vector<Options> scheduled(const Options& options) {
     Options base = options;
@@ -65,17 +71,20 @@ std::vector<Options> scheduled(const Options& options) {
     return all;
 }
 
-// Returns every layout that divides the ranks, whether or not the model allows it.
-std::vector<Options> divided(Options options, const Machine& machine, int ranks) {
+// Returns every layout that divides the ranks, whether or not the model allows it. `all_axes`: with other --cp, --ep
+// and schedules than those of the options, too.
+std::vector<Options> divided(Options options, const Machine& machine, int ranks, bool all_axes) {
     std::vector<Options> all;
-    const std::vector<int> experts = expert_ranks(options);
-    const std::vector<int> contexts = powers_of_two(std::min(ranks, options.seq_len / kLeastContext), options.cp);
+    const int context = options.seq_len / kLeastContext;
+    const std::vector<int> experts = all_axes ? expert_ranks(options) : std::vector{options.ep},
+                           contexts =
+                               all_axes ? powers_of_two(std::min(ranks, context), options.cp) : std::vector{options.cp};
     for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp++) {
         for (const int cp : contexts) {
             for (int pp = 1; tp * cp * pp <= ranks; pp++) {
                 if (ranks % (tp * cp * pp) != 0) continue;
                 options.tp = tp, options.cp = cp, options.pp = pp, options.dp = ranks / (tp * cp * pp);
-                for (const Options& schedule : scheduled(options)) {
+                for (const Options& schedule : all_axes ? scheduled(options) : std::vector{as_asked(options)}) {
                     for (const int ep : experts) {
                         for (int zero = 0; zero <= (options.dp * cp > 1 ? 3 : 0); zero++) {
                             for (const Recompute level : {Recompute::none, Recompute::block}) {
@@ -92,8 +101,8 @@ std::vector<Options> divided(Options options, const Machine& machine, int ranks)
 }
 
 std::vector<Candidate> all_layouts(const Options& options, const Machine& machine, int ranks,
-                                   const std::function<bool(const Options&)>& is_allowed) {
-    std::vector<Options> listed = divided(options, machine, ranks);
+                                   const std::function<bool(const Options&)>& is_allowed, bool all_axes) {
+    std::vector<Options> listed = divided(options, machine, ranks, all_axes);
     if (is_allowed) std::erase_if(listed, [&](const Options& one) { return !is_allowed(one); });
     std::vector<std::optional<Candidate>> found(listed.size());
     on_all_cores(static_cast<int>(listed.size()), [&](int i) {
@@ -123,19 +132,26 @@ double most_bytes(const Candidate& candidate) {
     return most;
 }
 
-// Counts the memory of layouts in their order, until enough fit; returns these with the simulator's time, by that.
+// Returns true for layouts that take the least memory of those that are cut alike.
+bool is_lean(const Options& o) { return o.recompute == Recompute::block && (o.zero == 3 || o.dp * o.cp == 1); }
+
+// Counts the memory of layouts in their order, until enough fit; if few do, only of lean ones in the end. Returns those
+// that fit with the simulator's time, by that.
 std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine, int wanted) {
     constexpr int kTogether = 16;
+    constexpr std::size_t kAllCounted = 512;
     std::vector<Candidate*> fitting;
-    for (std::size_t first = 0; first < all.size() && static_cast<int>(fitting.size()) < wanted; first += kTogether) {
-        const auto count = static_cast<int>(std::min<std::size_t>(kTogether, all.size() - first));
-        on_all_cores(count, [&](int i) {
-            Candidate& candidate = all[first + static_cast<std::size_t>(i)];
+    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < wanted;) {
+        std::vector<Candidate*> together;
+        for (; next < all.size() && static_cast<int>(together.size()) < kTogether; next++) {
+            if (next < kAllCounted || is_lean(all[next].run.options)) together.push_back(&all[next]);
+        }
+        on_all_cores(static_cast<int>(together.size()), [&](int i) {
+            Candidate& candidate = *together[static_cast<std::size_t>(i)];
             candidate.bytes = most_bytes(candidate);
         });
-        for (int i = 0; i < count; i++) {
-            Candidate& candidate = all[first + static_cast<std::size_t>(i)];
-            if (candidate.fits(machine)) fitting.push_back(&candidate);
+        for (Candidate* const candidate : together) {
+            if (candidate->fits(machine)) fitting.push_back(candidate);
         }
     }
     on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
@@ -171,7 +187,8 @@ void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine,
 
 // Returns the main reason why a candidate loses against the best.
 std::string reason(const Candidate& candidate, const Candidate& best, const Machine& machine) {
-    if (candidate.bytes == 0) return "slower by the closed form than those that fit";
+    if (candidate.bytes == 0)
+        return best.fits(machine) ? "slower by the closed form than those that fit" : "not counted";
     if (!candidate.fits(machine)) {
         return formatted("does not fit: %.1f of %.1f GiB", candidate.bytes / (1 << 30),
                          machine.memory_bytes / (1 << 30));
@@ -209,19 +226,20 @@ std::string layout_text(const Options& o) {
 
 bool keeps_given(const Options& o, const Options& other, const std::function<bool(const char*)>& is_given) {
     auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
+    const bool one_stage = other.pp == 1 && o.pp_schedule != PipelineKind::interleaved;   // which has no schedule
     return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
            is_kept("--cp", other.cp == o.cp) && is_kept("--dp", o.dp == 0 || other.dp == o.dp) &&
            is_kept("--ep", other.ep == o.ep) && is_kept("--zero", other.zero == o.zero) &&
            is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
-           is_kept("--pp-schedule", other.pp_schedule == o.pp_schedule) &&
-           is_kept("--pp-chunks", other.pp_chunks == o.pp_chunks) &&
-           is_kept("--pp-warmup", other.pp_warmup == o.pp_warmup);
+           is_kept("--pp-schedule", one_stage || other.pp_schedule == o.pp_schedule) &&
+           is_kept("--pp-chunks", one_stage || other.pp_chunks == o.pp_chunks) &&
+           is_kept("--pp-warmup", one_stage || other.pp_warmup == o.pp_warmup);
 }
 
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed,
                                       const SearchEffort& effort) {
-    std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed);
+    std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed, effort.all_axes);
     if (all.empty()) {
         throw Error(ErrorKind::usage, text("no layout of ", ranks, " ranks divides this model and batch"),
                     "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");

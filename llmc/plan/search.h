@@ -6,6 +6,8 @@
 // It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence), --pp, --dp,
 // --ep (divisors of the experts), --zero, --recompute (none or block), and in pipelines --pp-schedule (1f1b, zb,
 // interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and naive are never faster than 1f1b.
+// Where steps cannot be recorded, --cp, --ep and the schedule stay as they are: closed forms alone do not order them
+// well enough.
 #pragma once
 
 #include <functional>
@@ -15,6 +17,7 @@
 
 #include "llmc/plan/machine/machine.h"
 #include "llmc/plan/memory_plan.h"
+#include "llmc/plan/step_recording.h"
 #include "llmc/plan/step_time.h"
 
 constexpr int kLeastContext = 512;   // tokens of a sequence for each --cp rank
@@ -36,8 +39,9 @@ std::string layout_text(const Options& options);
 bool keeps_given(const Options& options, const Options& other, const std::function<bool(const char*)>& is_given);
 
 struct SearchEffort {
-    int wanted = 32;   // layouts that fit, after which it stops counting
-    int replays = 8;   // replays of the fastest among them
+    int wanted = 32;                      // layouts that fit, after which it stops counting
+    int replays = 8;                      // replays of the fastest among them
+    bool all_axes = can_record_steps();   // varies --cp, --ep and the schedule, too
 };
 
 // Returns the layouts: those that fit, fastest first; then those that do not fit; then those that were not counted.

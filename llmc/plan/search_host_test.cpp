@@ -184,8 +184,12 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     }
     CHECK(seen == std::set<std::string>{"cp 1", "cp 2", "ep 1", "ep 2", "ep 4", "1f1b1", "zb1", "interleaved2",
                                         "interleaved4"});
-    o.ep = 2, o.cp = 2, o.pp_schedule = PipelineKind::gpipe;
-    const std::set<std::string> given{"--ep", "--cp", "--pp-schedule"};
+    for (const Candidate& candidate : search_layouts(o, machine, 8, {}, {1, 0, false})) {
+        const Options& found = candidate.run.options;
+        CHECK((found.cp == 1 && found.ep == 1 && found.pp_schedule == PipelineKind::one_f_one_b));
+    }
+    o.ep = 2, o.cp = 2, o.pp = 2, o.pp_schedule = PipelineKind::gpipe;
+    std::set<std::string> given{"--ep", "--cp", "--pp", "--pp-schedule"};
     auto is_kept = [&](const Options& other) {
         return keeps_given(o, other, [&](const char* name) { return given.contains(name); });
     };
@@ -194,6 +198,12 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     CHECK(kept.cp == 2);
     CHECK(kept.pp_schedule == PipelineKind::gpipe);
     CHECK(layout_text(kept).find(" --cp 2 --ep 2 --pp-schedule gpipe --zero ") != std::string::npos);
+    given.erase("--pp");   // a single stage has no schedule, but interleaved asks for several
+    Options one_stage = o;
+    one_stage.pp = 1, one_stage.pp_schedule = PipelineKind::one_f_one_b;
+    CHECK(is_kept(one_stage));
+    o.pp_schedule = PipelineKind::interleaved;
+    CHECK(!is_kept(one_stage));
 }
 
 TEST_CASE("plan: chosen layouts and closed forms against replays of all layouts up to 64 ranks" * doctest::skip()) {

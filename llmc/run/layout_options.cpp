@@ -400,6 +400,7 @@ std::string too_much_of_topk(const Options& o) {
     return text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
                 " times the bytes of gradients that travel as they are: ",
                 below > 2.0 / kTopkChunk ? text("less than ", formatted("%.3g", below), " sends fewer")
+                : o.zero > 0             ? "with so many groups take another --grad-compression"
                                          : "with so many ranks take --zero 1 or another --grad-compression");
 }
 
@@ -477,11 +478,10 @@ void fit_to_ranks(Options& options, int dp) {
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
               "Give --outer-compression none, or start more ranks.");
-    refuse_if(options.grad_compression.how != GradCompression::none && options.zero > 1 &&
-                  options.zero_group >= dp * options.cp,
+    refuse_if(options.grad_compression.how != GradCompression::none && options.zero_group >= dp * options.cp,
               text("--grad-compression ", name_of(options.grad_compression.how), " --zero-group ", options.zero_group,
                    ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels between groups"),
-              "Give --grad-compression none, or start more ranks.");
+              "Leave --zero-group out, with --zero 0 or 1, or start more ranks.");
     refuse_if(options.grad_compression.how != GradCompression::none && dp * options.cp == 1,
               text("--grad-compression ", name_of(options.grad_compression.how),
                    ": one rank sees all tokens of its part of the model, so no gradient travels"),

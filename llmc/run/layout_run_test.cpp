@@ -186,4 +186,7 @@ TEST_CASE("layouts: with compressed gradients, likewise, near those of one proce
     llama.llama = true, llama.compression = GradCompression::int8;
     compare_runs({llama});
     compare_runs({layouts[0]}, OptimizerKind::lamb);
+    std::vector<Layout> groups{{4, 2}, all_axes(2, 1, 1, 4, 1), all_axes(1, 2, 1, 4, 3), context(2, 1, true, 2, 1)};
+    for (Layout& layout : groups) layout.replica_ranks = 2, layout.compression = GradCompression::int8;
+    compare_runs(groups);
 }

@@ -109,6 +109,62 @@ TEST_CASE("compressed gradients: sums and what was left out are all that was giv
     }
 }
 
+TEST_CASE("compressed gradients: shares of whole blocks, of which the last may be short or empty, lose nothing") {
+    for (const std::int64_t ranks : {2, 3, 5}) {
+        for (const std::int64_t elements : {64, 300, 1024, 1216}) {
+            CAPTURE(ranks);
+            CAPTURE(elements);
+            KernelTest test;
+            const ShardBlocks how = shards_of_blocks(ranks, elements);
+            const auto n = static_cast<std::size_t>(elements), all = static_cast<std::size_t>(ranks * how.stride);
+            std::int64_t held = 0;
+            for (std::int64_t r = 0; r < ranks; r++) held += how.held(r);
+            CHECK(held == elements);
+            CHECK(how.shard * ranks >= elements);
+            std::vector<Int8Block> rounded;
+            Doubles given(n), left(n);
+            std::vector<std::vector<Int8Block>> sent;
+            std::vector<std::unique_ptr<TestTensor<float>>> errors;
+            for (std::int64_t r = 0; r < ranks; r++) {
+                const auto seed = static_cast<std::uint64_t>(1 + r);
+                auto gradient = test.random<float>(n, 1.0, seed);
+                errors.push_back(std::make_unique<TestTensor<float>>(test.random<float>(n, 1e-2, 10 * seed)));
+                for (const Doubles& part : {gradient.values(), errors.back()->values()}) {
+                    for (std::size_t i = 0; i < n; i++) given[i] += part[i];
+                }
+                auto blocks = test.arena.allocate<Int8Block>(text("test/sent ", r), all);
+                compress_gradients(blocks.data(), how, errors.back()->data(), gradient.data(), test.stream);
+                sent.push_back(blocks.download(test.stream));
+            }
+            for (std::int64_t owner = 0; owner < ranks; owner++) {
+                std::vector<Int8Block> of_owner;
+                for (const std::vector<Int8Block>& one : sent) {
+                    const auto first = one.begin() + owner * how.stride;
+                    of_owner.insert(of_owner.end(), first, first + how.stride);
+                }
+                auto received = test.arena.allocate<Int8Block>(text("test/received ", owner), all);
+                received.upload(of_owner, test.stream);
+                auto out =
+                    test.arena.allocate<Int8Block>(text("test/rounded ", owner), static_cast<std::size_t>(how.stride));
+                round_sum(out.data(), received.data(), how, owner, errors[static_cast<std::size_t>(owner)]->data(),
+                          test.stream);
+                const std::vector<Int8Block> part = out.download(test.stream);
+                rounded.insert(rounded.end(), part.begin(), part.end());
+            }
+            auto whole = test.arena.allocate<Int8Block>("test/all", all);
+            whole.upload(rounded, test.stream);
+            auto result = test.output<float>(n);
+            expand_blocks(result.data(), whole.data(), how, test.stream);
+            for (const auto& error : errors) {
+                const Doubles values = error->values();
+                for (std::size_t i = 0; i < n; i++) left[i] += values[i];
+            }
+            const Doubles arrived = result.values();
+            for (std::size_t i = 0; i < n; i++) CHECK(std::abs(arrived[i] + left[i] - given[i]) < 1e-5);
+        }
+    }
+}
+
 TEST_CASE("compressed gradients: a block begins with each shard, so a rank's numbers do not change with its place") {
     KernelTest test;
     Doubles values(128, 1.0);

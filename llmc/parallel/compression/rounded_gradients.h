@@ -9,7 +9,7 @@
 //
 // Bytes sent per rank and step, f = (N - 1) / N for N ranks, b the bytes of a block of 256 elements (int8: 260, bf16:
 // 512), n blocks, each tensor padded to N shards of whole blocks: 2fnb under ZeRO 0, fnb under ZeRO 1. Between R groups
-// f = (R - 1) / R and n the blocks of what a rank owns: 2fnb.
+// f = (R - 1) / R and n the blocks of what a rank owns, of each tensor padded to R times whole blocks: 2fnb.
 #pragma once
 
 #include <vector>
