@@ -23,7 +23,8 @@
 #
 # and from the environment
 #
-#   AXIS=dp|cp|tp|pp the axis that the ranks are added to (dp); options give the others, except dp
+#   AXIS=tp          the axis that the ranks are added to: dp (else), cp, tp, pp, or ep, which are dp ranks that share --experts;
+#                    options give the others, except dp
 #   RANKS="1 2 4"    which numbers of ranks; else 1, 2, 4, ... up to the GPUs there are, without a GPU up to 8
 #   TIMES=measured   also without a GPU, where the ranks share the processor's cores; or TIMES=modelled, also with one
 #   STEPS=N          of a measurement (12)
@@ -57,7 +58,7 @@ done
 train_gpt=${TRAIN_GPT:-./train_gpt} tokenize=${TOKENIZE:-./tokenize} loss_curve=${LOSS_CURVE:-./loss_curve}
 out=${RUNS:-runs}/scaling_of_ranks axis=${AXIS:-dp} run_steps=${STEPS:-12} nodes=${NODES:-1}
 gpus=${GPUS:-$(count_gpus)}
-[[ $axis =~ ^(dp|cp|tp|pp)$ ]] || complain 64 "AXIS=$axis: expected dp, cp, tp or pp"
+[[ $axis =~ ^(dp|cp|tp|pp|ep)$ ]] || complain 64 "AXIS=$axis: expected dp, cp, tp, pp or ep"
 [[ $run_steps =~ ^[1-9][0-9]*$ && $run_steps -ge 3 ]] || complain 64 "STEPS=$run_steps: expected 3 or more, because the first does not count"
 [[ $gpus =~ ^[0-9]+$ && $nodes =~ ^[1-9][0-9]*$ ]] || complain 64 "GPUS=$gpus NODES=$nodes: expected numbers"
 [ -z "${NODE:-}" ] || complain 64 "by_hand.sh starts the same ranks on every node; scripts/multi_node/mpirun.sh or slurm.sh can start fewer"
@@ -93,7 +94,7 @@ for n in $numbers; do
         complain 64 "$n ranks: cannot be the same number on every node of $gpus GPUs"
 done
 
-replicas() { if [ "$axis" = dp ]; then echo $(($1 / each)); else echo 1; fi; }
+replicas() { if [[ $axis =~ ^(dp|ep)$ ]]; then echo $(($1 / each)); else echo 1; fi; }
 [ "$batch" -gt 0 ] || batch=$((unit * most / each))   # a micro-batch for every rank's share
 for n in $numbers; do
     share=$((unit * $(replicas "$n")))

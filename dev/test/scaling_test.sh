@@ -75,6 +75,8 @@ verdict $? "no checkpoint is left"
 dry() { scripts/scaling.sh --dry-run "$@" 2>&1; }
 AXIS=tp dry "${small[@]}" | has -F -- '--total-batch 1024 --dp 1 --tp 4 --gpu H100'
 verdict $? "AXIS=tp: $(AXIS=tp dry "${small[@]}")"
+AXIS=ep dry "${small[@]}" --experts 4 | has -E -- '--experts 4 .*--dp 4 --ep 4 --gpu H100'
+verdict $? "AXIS=ep: $(AXIS=ep dry "${small[@]}" --experts 4)"
 dry "${small[@]}" --tp 2 | has -E -- '^  weak, ranks: 16: .*--tp 2 .*--total-batch 1024 --dp 8 '
 verdict $? "--tp 2 under more replicas: $(dry "${small[@]}" --tp 2)"
 for total in "--total-batch 8192" --total-batch=8192 "-d 8192"; do
@@ -110,7 +112,7 @@ TIMES=measured STEPS=3 RANKS=1 expect 64 "--tokes: unknown option" scripts/scali
 for option in --output-dir=x --resume --max-steps; do expect 64 "$option: this script itself says where runs are" scripts/scaling.sh "$option" 1; done
 expect 64 "--output-dir: this script itself says where runs are" scripts/scaling.sh -o x
 expect 64 "--dp: follows from the number of ranks" scripts/scaling.sh --dp 2
-AXIS=ep expect 64 "AXIS=ep: expected dp, cp, tp or pp" scripts/scaling.sh
+AXIS=sp expect 64 "AXIS=sp: expected dp, cp, tp, pp or ep" scripts/scaling.sh
 AXIS=tp expect 64 "--tp: AXIS=tp says that this grows" scripts/scaling.sh --tp 2
 STEPS=2 expect 64 "STEPS=2: expected 3 or more" scripts/scaling.sh
 TIMES=guessed expect 64 "TIMES=guessed: expected measured or modelled" scripts/scaling.sh
