@@ -155,7 +155,8 @@ TEST_CASE("mesh: sizes that do not fit are usage errors, dp is what remains") {
     CHECK_THROWS_AS(make_mesh(8, 0, 1, 1), Error);
     CHECK(make_mesh(8, 2, 1, 2, 0, 0, 4) == MeshShape{2, 2, 1, 2, 0, 4});
     CHECK_THROWS_AS(make_mesh(8, 2, 1, 2, 0, 0, 8), Error);   // a stage has four
-    CHECK_THROWS_AS(make_mesh(8, 1, 1, 1, 0, 4, 2), Error);   // with groups of ZeRO
+    CHECK(make_mesh(8, 1, 1, 1, 0, 4, 2) == MeshShape{1, 8, 1, 1, 4, 2});
+    CHECK_THROWS_AS(make_mesh(8, 1, 1, 1, 0, 4, 8), Error);   // a group of ZeRO has four
     const MeshShape dealt = make_mesh(8, 1, 1, 2, 0, 0, 4);
     CHECK(group_members(dealt, coordinates_of(dealt, 5), {Axis::ep}) == std::vector{4, 5, 6, 7});
     CHECK(group_members(dealt, coordinates_of(dealt, 5), holder_axes) == std::vector{1, 5});
