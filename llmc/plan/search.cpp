@@ -51,12 +51,10 @@ Options as_asked(Options options) {
 
 // Returns the schedules of a pipeline, as options.
 std::vector<Options> scheduled(const Options& options) {
+    if (options.pp == 1) return {as_asked(options)};
     Options base = options;
     base.pp_chunks = 1, base.pp_schedule = PipelineKind::one_f_one_b;
-    if (options.pp == 1) base.pp_warmup = 0;
-    std::vector<Options> all{base};
-    if (options.pp == 1) return all;
-    all.push_back(base);
+    std::vector<Options> all{base, base};
     all.back().pp_schedule = PipelineKind::zero_bubble;
     base.pp_schedule = PipelineKind::interleaved, base.pp_warmup = 0;
     for (const int chunks : powers_of_two(kMostChunks, options.pp_chunks)) {
@@ -132,19 +130,23 @@ double most_bytes(const Candidate& candidate) {
     return most;
 }
 
-// Returns true for layouts that take the least memory of those that are cut alike.
-bool is_lean(const Options& o) { return o.recompute == Recompute::block && (o.zero == 3 || o.dp * o.cp == 1); }
-
-// Counts the memory of layouts in their order, until enough fit; if few do, only of lean ones in the end. Returns those
-// that fit with the simulator's time, by that.
-std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine, int wanted) {
+// Counts the memory of layouts in their order, until enough fit; after many of them only of those with the most --zero
+// and --recompute listed, which take the least. Returns those that fit with the simulator's time, by that.
+std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine,
+                                       const SearchEffort& effort) {
     constexpr int kTogether = 16;
-    constexpr std::size_t kAllCounted = 512;
+    int zero = 0;
+    Recompute level = Recompute::none;
+    for (const Candidate& candidate : all) {
+        zero = std::max(zero, candidate.run.options.zero);
+        level = std::max(level, *candidate.run.options.recompute);
+    }
+    auto is_lean = [&](const Options& o) { return o.recompute == level && (o.zero == zero || o.dp * o.cp == 1); };
     std::vector<Candidate*> fitting;
-    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < wanted;) {
+    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < effort.wanted;) {
         std::vector<Candidate*> together;
         for (; next < all.size() && static_cast<int>(together.size()) < kTogether; next++) {
-            if (next < kAllCounted || is_lean(all[next].run.options)) together.push_back(&all[next]);
+            if (next < effort.counts_all || is_lean(all[next].run.options)) together.push_back(&all[next]);
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
             Candidate& candidate = *together[static_cast<std::size_t>(i)];
@@ -245,7 +247,7 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
                     "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");
     }
     std::ranges::stable_sort(all, {}, &Candidate::formula);
-    const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort.wanted);
+    const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort);
     if (can_record_steps()) replay_best(fitting, machine, effort.replays);
     auto rank = [&](const Candidate& c) { return c.fits(machine) ? (c.replayed ? 0 : 1) : c.bytes > 0 ? 2 : 3; };
     std::ranges::stable_sort(all, {}, [&](const Candidate& c) { return std::pair(rank(c), c.time.seconds); });

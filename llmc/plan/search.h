@@ -42,6 +42,7 @@ struct SearchEffort {
     int wanted = 32;                      // layouts that fit, after which it stops counting
     int replays = 8;                      // replays of the fastest among them
     bool all_axes = can_record_steps();   // varies --cp, --ep and the schedule, too
+    std::size_t counts_all = 512;         // layouts whose memory it counts before it leaves out those that take more
 };
 
 // Returns the layouts: those that fit, fastest first; then those that do not fit; then those that were not counted.

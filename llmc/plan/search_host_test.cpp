@@ -188,6 +188,9 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
         const Options& found = candidate.run.options;
         CHECK((found.cp == 1 && found.ep == 1 && found.pp_schedule == PipelineKind::one_f_one_b));
     }
+    auto at_most_1 = [](const Options& other) { return other.zero <= 1 && other.recompute == Recompute::none; };
+    const Candidate lean = search_layouts(o, machine, 8, at_most_1, {1, 0, true, 0}).front();   // no ZeRO 3 is listed
+    CHECK((lean.fits(machine) && lean.run.options.zero == 1));
     o.ep = 2, o.cp = 2, o.pp = 2, o.pp_schedule = PipelineKind::gpipe;
     std::set<std::string> given{"--ep", "--cp", "--pp", "--pp-schedule"};
     auto is_kept = [&](const Options& other) {
