@@ -83,6 +83,8 @@ public:
         arena.counts_ = true;
         return arena;
     }
+    // True if it only counts: what is made with it must need no device.
+    bool counts() const { return counts_; }
 
     // Allocates `count` elements, 256-byte aligned or better. Names read "group/tensor" ("gradients/h.3").
     // Throws Error(no_device) with the table of allocations if the device has no room.

@@ -1,4 +1,7 @@
 // Owners of a CUDA stream and a CUDA event, the order between two streams, and the host's waits.
+//
+// Streams and events are made at their first use: what only counts memory makes none, and needs no device. Each is
+// used by one host thread.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,19 +17,27 @@ enum class StreamPriority { usual, greatest };
 
 class OwnedStream {
 public:
-    explicit OwnedStream(StreamPriority priority = StreamPriority::usual) {
-        int least = 0, greatest = 0;
-        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-        const int chosen = priority == StreamPriority::greatest ? greatest : 0;
-        CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, chosen));
+    explicit OwnedStream(StreamPriority priority = StreamPriority::usual) : priority_(priority) {}
+    ~OwnedStream() {
+        if (stream_ != nullptr) cudaStreamDestroy(stream_);
     }
-    ~OwnedStream() { cudaStreamDestroy(stream_); }
     OwnedStream(const OwnedStream&) = delete;
     OwnedStream& operator=(const OwnedStream&) = delete;
-    cudaStream_t get() const { return stream_; }
+    cudaStream_t get() const {
+        if (stream_ == nullptr) make();
+        return stream_;
+    }
 
 private:
-    cudaStream_t stream_ = nullptr;
+    void make() const {
+        int least = 0, greatest = 0;
+        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        const int chosen = priority_ == StreamPriority::greatest ? greatest : 0;
+        CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, chosen));
+    }
+
+    StreamPriority priority_;
+    mutable cudaStream_t stream_ = nullptr;
 };
 
 // Observer of this host thread's calls on streams: exposed waits are measured with it
@@ -52,17 +63,21 @@ public:
     ~OwnedEvent() {
         if (event_ != nullptr) cudaEventDestroy(event_);
     }
-    OwnedEvent(OwnedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    OwnedEvent(OwnedEvent&& other) noexcept : flags_(other.flags_), event_(std::exchange(other.event_, nullptr)) {}
     OwnedEvent& operator=(OwnedEvent&&) = delete;
-    cudaEvent_t get() const { return event_; }
+    cudaEvent_t get() const {
+        if (event_ == nullptr) CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags_));
+        return event_;
+    }
 
     // Marks the end of all work given to `stream` so far.
     void record(cudaStream_t stream) const {
-        CUDA_CHECK(cudaEventRecord(event_, stream));
+        CUDA_CHECK(cudaEventRecord(get(), stream));
         if (stream_observer != nullptr) stream_observer->recorded(event_, stream);
     }
     // Makes later work of `stream` wait for the last record(); does nothing if there was none.
     void wait(cudaStream_t stream) const {
+        if (event_ == nullptr) return;
         StreamObserver* const observer = stream_observer;
         if (observer != nullptr) observer->begin(), observer->waits(stream, event_);
         CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
@@ -70,16 +85,17 @@ public:
     }
 
 protected:
-    explicit OwnedEvent(unsigned flags) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
+    explicit OwnedEvent(unsigned flags) : flags_(flags) {}
 
 private:
-    cudaEvent_t event_ = nullptr;
+    unsigned flags_;
+    mutable cudaEvent_t event_ = nullptr;
 };
 
-// An event that keeps the time at which it happened.
+// An event that keeps the time at which it happened. It is made at once: no time that it measures includes that.
 class TimedEvent : public OwnedEvent {
 public:
-    TimedEvent() : OwnedEvent(cudaEventDefault) {}
+    TimedEvent() : OwnedEvent(cudaEventDefault) { get(); }
 
     // Seconds from `earlier` to this one. Both must have happened.
     double seconds_since(const TimedEvent& earlier) const {

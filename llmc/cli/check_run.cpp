@@ -259,7 +259,7 @@ bool RunCheck::check_memory() {
     try {
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
         device = own_device(world_);
-        const Arena counted = counted_run(options_, model_.config, world_, stream_.get());
+        const Arena counted = counted_run(options_, model_.config, world_);
         needed = counted.high_water();
         table = counted.table();
     } catch (...) {

@@ -11,13 +11,18 @@ static std::size_t staging_size(std::size_t positions, const DocumentRoom& docum
            (documents.learned_positions > 0 ? token_groups_capacity(positions) : 0);
 }
 
+// Returns memory for what travels to the device; none if the arena only counts.
+static PinnedBuffer<int> staging_memory(const Arena& arena, std::size_t positions, const DocumentRoom& documents) {
+    return PinnedBuffer<int>(arena.counts() ? 0 : staging_size(positions, documents));
+}
+
 BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size, int first_token,
                          const DocumentRoom& documents)
     : vocab_size_(static_cast<int>(vocab_size)),
       first_token_(first_token),
       documents_(documents),
-      staging_{Staging{PinnedBuffer<int>(staging_size(positions_of(B, T), documents)), {}},
-               Staging{PinnedBuffer<int>(staging_size(positions_of(B, T), documents)), {}}} {
+      staging_{Staging{staging_memory(arena, positions_of(B, T), documents), {}},
+               Staging{staging_memory(arena, positions_of(B, T), documents), {}}} {
     const std::size_t positions = positions_of(B, T);
     tokens_ = arena.allocate<int>("batch/tokens", positions);
     targets_ = arena.allocate<int>("batch/targets", positions);

@@ -15,7 +15,8 @@ class ExpertSharers : public ExpertRanks {
 public:
     // `sharers`: ranks that share sequences, if their counts are wanted; `holders`: ranks that experts are dealt out
     // to. Null: this rank alone. `planned`: the other ranks do not run, and all experts get the same number of rows.
-    ExpertSharers(Communicator* sharers, Communicator* holders, bool planned, const StageOptions& options, int experts)
+    ExpertSharers(Communicator* sharers, Communicator* holders, bool planned, const StageOptions& options, int experts,
+                  const Arena& arena)
         : sharers_(sharers),
           holders_(holders),
           planned_(planned),
@@ -23,7 +24,7 @@ public:
           wanted_tp_chunks_(options.tp_chunks),
           chunks_(holders ? std::min(options.ep_chunks, experts / holders->size()) : 1),
           arrived_(static_cast<std::size_t>(chunks_)),
-          ends_(static_cast<std::size_t>((holders ? holders->size() : 0) * experts)) {}
+          ends_(holders && !arena.counts() ? static_cast<std::size_t>(holders->size() * experts) : 0) {}
 
     // Each tp rank has a part of every chunk of rows (tensor_parallel.h).
     RowSequences sequences(const RankSizes& sizes) const override {
@@ -219,7 +220,8 @@ Communicator* expert_group(World& world) {
     return world.group(kExpertGroup, group_members(world.mesh(), world.at(), AxisSet{Axis::ep}));
 }
 
-std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config) {
+std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config,
+                                               const Arena& arena) {
     if (config.experts == 0) return nullptr;
     Communicator *sharers = nullptr, *holders = nullptr;
     if (config.aux_loss != 0) {
@@ -228,5 +230,5 @@ std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions&
     if (options.place.mesh.ep > 1) holders = expert_group(world);
     if (sharers == nullptr && holders == nullptr) return nullptr;
     return std::make_unique<ExpertSharers>(sharers, holders, world.is_planned(), options,
-                                           static_cast<int>(config.experts));
+                                           static_cast<int>(config.experts), arena);
 }

@@ -24,5 +24,6 @@ inline constexpr const char* kExpertGroup = "ep";   // name of the ranks that ex
 Communicator* expert_group(World& world);
 
 // Makes the exchanges of a stage with these options; they must outlive the stage. Null if one device has all that it
-// would ask others for. Collective.
-std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config);
+// would ask others for. If `arena` only counts, they need no device, and exchange nothing. Collective.
+std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions& options, const ModelConfig& config,
+                                               const Arena& arena);

@@ -6,7 +6,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
-#include "llmc/base/stream.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/value_bytes.h"
@@ -19,11 +18,19 @@ namespace {
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
 
+bool runs_sm90() {
+    try {
+        return sm90_attention_refusal().empty();
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::no_device) throw;
+        return false;
+    }
+}
+
 // Returns the attention whose memory can be counted here: `own`, `own_sm90` if this machine runs it, else auto_.
 AttentionKind counted_attention(const Options& options) {
     const AttentionKind requested = options.attention;
-    const bool runs =
-        requested == AttentionKind::own || (requested == AttentionKind::own_sm90 && sm90_attention_refusal().empty());
+    const bool runs = requested == AttentionKind::own || (requested == AttentionKind::own_sm90 && runs_sm90());
     return runs ? requested : AttentionKind::auto_;
 }
 void count_library_workspace(Stage& stage) {
@@ -32,10 +39,10 @@ void count_library_workspace(Stage& stage) {
 
 // Counts the memory of any rank, alone, in a World whose other ranks are only planned.
 Arena counted_alone(Options options, const ModelConfig& config, const MeshShape& mesh, const MeshCoordinates& at,
-                    Recompute recompute, cudaStream_t stream) {
+                    Recompute recompute) {
     options.recompute = recompute;
     World world(mesh, rank_of(mesh, at), options.comm_sms);
-    return counted_run(options, config, world, stream);
+    return counted_run(options, config, world);
 }
 
 }   // namespace
@@ -61,7 +68,6 @@ PlannedRun planned_run(const Options& requested) {
 }
 
 Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute) {
-    OwnedStream stream;
     Arena most;
     const MeshShape& mesh = run.mesh;
     const bool unequal =
@@ -69,7 +75,7 @@ Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute) {
     const int shares = unequal ? group_size(mesh, zero_axes) : 1;
     for (int share = 0; share < shares; share++) {
         const MeshCoordinates place{stage, share / mesh.cp, share % mesh.cp, 0};
-        Arena arena = counted_alone(run.options, run.config, mesh, place, recompute, stream.get());
+        Arena arena = counted_alone(run.options, run.config, mesh, place, recompute);
         if (share == 0 || arena.high_water() > most.high_water()) most = std::move(arena);
     }
     return most;
@@ -112,10 +118,10 @@ std::string own_device(const World& world) {
     return text(own_host_identity(), ":", visible != nullptr ? visible : "", ":", world.place().local_rank % devices);
 }
 
-Arena counted_run(Options options, const ModelConfig& config, World& world, cudaStream_t stream) {
+Arena counted_run(Options options, const ModelConfig& config, World& world) {
     options.attention = counted_attention(options);
     Arena arena = Arena::counting();
-    RunParts parts(options, config, world, arena, stream);
+    RunParts parts(options, config, world, arena, nullptr);
     count_library_workspace(parts.stage);
     parts.make_step(options, arena);
     return arena;
@@ -124,7 +130,6 @@ Arena counted_run(Options options, const ModelConfig& config, World& world, cuda
 Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world) {
     std::size_t free_bytes = 0, all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    OwnedStream stream;
     struct Memory {   // bytes of a rank or of a device
         double all = 0, taken[std::size(kLevels)] = {};
     };
@@ -132,7 +137,7 @@ Recompute recompute_that_fits(const Options& options, const ModelConfig& config,
     for (std::size_t i = 0; i < std::size(kLevels); i++) {
         Options with_level = options;
         with_level.recompute = kLevels[i];
-        own.taken[i] = static_cast<double>(counted_run(with_level, config, world, stream.get()).high_water());
+        own.taken[i] = static_cast<double>(counted_run(with_level, config, world).high_water());
     }
     const std::vector<std::string> names = world.gather_text(own_device(world)),
                                    ranks = world.gather_text(to_bytes(own));

@@ -29,8 +29,9 @@ Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute);
 // --recompute auto the table is for `none`, and the lines below give the totals of the other levels.
 std::string memory_plan(const Options& options);
 
-// Counts the allocations of this rank of a run: everything but samples, checkpoints, CUDA and NCCL. Collective.
-Arena counted_run(Options options, const ModelConfig& config, World& world, cudaStream_t stream);
+// Counts the allocations of this rank of a run: everything but samples, checkpoints, CUDA and NCCL. Needs no
+// device. Collective.
+Arena counted_run(Options options, const ModelConfig& config, World& world);
 
 // --recompute auto: returns the lowest level with which the memory of all ranks on a device (counted_run) takes at most
 // nine tenths of it, for every device; `block` if none does. It goes by the whole memory of devices, not by what is

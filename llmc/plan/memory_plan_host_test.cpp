@@ -54,7 +54,7 @@ TEST_CASE("memory plan: the workspace of the library's attention is counted wher
             options.attention = attention;
             host::attention_workspace_bytes = workspace;
             const ModelConfig config = custom_model_config(1, 2, 32, 32, 97);
-            const std::size_t bytes = counted_run(options, config, rank.world, rank.stream).high_water();
+            const std::size_t bytes = counted_run(options, config, rank.world).high_water();
             const std::string plan = memory_plan(options);
             host::attention_workspace_bytes = 0;
             return std::pair(bytes, plan);

@@ -182,9 +182,9 @@ struct RankOfRun {
           arena(its_arena),
           cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
                                : nullptr),
-          expert_ranks(its_world
-                           ? make_expert_ranks(*its_world, stage_options(given, place, nullptr), model_config(given))
-                           : nullptr),
+          expert_ranks(its_world ? make_expert_ranks(*its_world, stage_options(given, place, nullptr),
+                                                     model_config(given), arena)
+                                 : nullptr),
           model(model_config(given), stage_options(given, place, cut_points.get(), expert_ranks.get()), arena, stream) {
         initialize_parameters(model.parameters(), options.seed, model.stream());
         model.attention().use(model.attention().kind());   // a library allocates now, as at a run's start

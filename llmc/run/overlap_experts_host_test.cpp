@@ -45,7 +45,7 @@ std::vector<host::Recording> record_step(int chunks, int shared_experts) {
         options.place = {me.world.mesh(), me.world.at(), 0};
         options.matmul.workspace_bytes = 1 << 16;
         const ModelConfig config = olmoe(shared_experts);
-        const auto expert_ranks = make_expert_ranks(me.world, options, config);
+        const auto expert_ranks = make_expert_ranks(me.world, options, config, me.arena);
         options.expert_ranks = expert_ranks.get();
         Stage model(config, options, me.arena, me.stream);
         initialize_parameters(model.parameters(), 1, model.stream());

@@ -23,7 +23,7 @@ RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, const Train
                    Arena& arena, cudaStream_t stream)
     : groups(its_groups),
       cut_points(make_cut_points(world, of_stage, arena, stream)),
-      expert_ranks(make_expert_ranks(world, of_stage, config)),
+      expert_ranks(make_expert_ranks(world, of_stage, config, arena)),
       stage(config, with(of_stage, cut_points.get(), expert_ranks.get(), of_stage.backward), arena, stream) {}
 
 void start_weights(const ModelState<floatX>& parameters, RouterBias& router_bias, const WeightSource* weights,

@@ -54,6 +54,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
           stage.expert_totals().held_rows.empty()
               ? DeviceBuffer<std::int32_t>{}
               : arena.allocate<std::int32_t>("experts/fullest ranks", stage.expert_totals().held_rows.size())),
+      vote_(arena.counts() ? 0 : 1),
       zero_(zero_of(stage, optimizer_.get(), staleness_, compression_, groups, arena)),
       partial_(stage, optimizer_ ? optimizer_->gradients() : StateBuffers(), groups, arena),
       pipeline_(stage, arena, groups.links) {

@@ -110,7 +110,7 @@ private:
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
     DeviceBuffer<std::int32_t> fullest_ranks_;   // (L), rows of the rank whose experts got most; empty without --ep
-    PinnedBuffer<StopVotes> vote_{1};            // copied to numbers_; reusable after vote_sent_
+    PinnedBuffer<StopVotes> vote_;               // copied to numbers_; reusable after vote_sent_
     OwnedEvent vote_sent_;
     std::unique_ptr<Zero> zero_;   // null: no ranks to share with
     PartialGradients partial_;

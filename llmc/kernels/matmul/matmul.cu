@@ -42,6 +42,7 @@ Matmul::Impl::Impl(Arena& arena, MatmulOptions given_options)
     : options(std::move(given_options)),
       workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(options) + waiting_bytes(options))) {
     if (options.tries == 0) options.tries = loop_threads_may_be_one ? 1 : 16;
+    if (arena.counts()) return;   // nothing is multiplied
     cublas_check(cublasLtCreate(&handle), "start");
     if (options.own_kernels != OwnKernels::where_they_serve) return;
     const std::string refusal = sm90_matmul_refusal();

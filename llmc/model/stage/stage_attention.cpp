@@ -5,7 +5,8 @@
 #include "llmc/kernels/least_time.h"
 
 void StageAttention::use(AttentionKind kind) {
-    CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
+    const bool stays_own = kind == AttentionKind::own && choice_.chosen() == kind;   // nothing is freed, nor planned
+    if (!stays_own) CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     if (kind == AttentionKind::own_sm90 && tools_.sizes.documents) {
         throw Error(ErrorKind::no_device, "no own-sm90 attention: it has no mask of documents",
                     "Use --attention own, or auto.");

@@ -43,9 +43,9 @@ TEST_CASE("certificate: counts of a recompute counted again make it fail") {
     Layout layout = dealt(2, experts(2, 0, 2, Recompute::block));
     for (const bool again : {false, true}) {
         if (again) {
-            layout.expert_ranks = [](World& world, const StageOptions& options,
-                                     const ModelConfig& config) -> std::unique_ptr<ExpertRanks> {
-                return std::make_unique<CountsAgain>(make_expert_ranks(world, options, config));
+            layout.expert_ranks = [](World& world, const StageOptions& options, const ModelConfig& config,
+                                     const Arena& arena) -> std::unique_ptr<ExpertRanks> {
+                return std::make_unique<CountsAgain>(make_expert_ranks(world, options, config, arena));
             };
         }
         on_layout(layout, [&](Rank& rank, TestRank& me) {

@@ -63,7 +63,8 @@ struct Layout {
     int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
     // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
-    std::unique_ptr<ExpertRanks> (*expert_ranks)(World&, const StageOptions&, const ModelConfig&) = make_expert_ranks;
+    std::unique_ptr<ExpertRanks> (*expert_ranks)(World&, const StageOptions&, const ModelConfig&,
+                                                 const Arena&) = make_expert_ranks;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;
     void (*damage_starts)(std::span<std::int32_t> starts,
                           const std::vector<int>& positions) = nullptr;   // `positions` of a sequence

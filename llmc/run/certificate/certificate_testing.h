@@ -43,7 +43,7 @@ public:
         : layout_(layout),
           groups_(groups),
           cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
-          expert_ranks_(world ? layout.expert_ranks(*world, options(layout, at), model(layout)) : nullptr),
+          expert_ranks_(world ? layout.expert_ranks(*world, options(layout, at), model(layout), arena_) : nullptr),
           choices_(know_choices(at)),
           model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
         if (choices_ != nullptr) choices_->chooses_with(model_.router_bias().data());
