@@ -140,6 +140,15 @@ verdict $? "what is planned is the best, $best: $(grep '^layout' "$work/out")"
 expect 0 " GiB" "$train_gpt" plan --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
 grep -q 'does not fit: [0-9.]* of [0-9.]* GiB' "$work/out"
 verdict $? "what does not fit: $(head -n 5 "$work/out")"
+huge=(--layers 200 --heads 160 --channels 20480 --vocab-size 50257 --seq-len 1024)   # no node holds it, nor do the addresses of a recorded device
+expect 0 "none fits; those that take the least memory:" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --search 1 --processes 8 --total-batch 8192
+awk '/does not fit: / { sub(/.*does not fit: /, ""); if ($1 + 0 < last + 0) bad = 1; last = $1 } END { exit bad }' "$work/out"
+verdict $? "the least memory stands first: $(head -n 20 "$work/out")"
+for words in 'the fewest devices that hold it, with a layout of their own: [0-9]+$' '^  it does not fit: ' '^speed: '; do
+    grep -qE "$words" "$work/out"
+    verdict $? "what fits nowhere is planned, and how many devices hold it is said: $words"
+done
+expect 0 "by closed forms: a rank has too much memory to be recorded" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --processes 1 --total-batch 1024
 refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
 
 # ---- a machine that is measured, a plan for it, and the run

@@ -228,8 +228,9 @@ Plan make_plan(const Options& options) {
     plan.best = ScalingLaw().optimum(plan.flops);
     for (const int stage : kinds_of_stages(plan.run.mesh.pp)) plan.memory.push_back(memory_of(plan.run, stage));
     const PlannedRun& run = plan.run;
-    plan.step = can_record_steps() ? step_time(run.options, run.config, run.mesh, plan.machine)
-                                   : closed_form_time(run.options, run.config, run.mesh, plan.machine);
+    plan.replayed = can_record_steps() && plan.most_bytes() <= kMostRecordedBytes;
+    plan.step = plan.replayed ? step_time(run.options, run.config, run.mesh, plan.machine)
+                              : closed_form_time(run.options, run.config, run.mesh, plan.machine);
     plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
     plan.warnings = warnings_of(plan);
     plan.limits = all_limits(plan);

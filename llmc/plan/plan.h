@@ -32,6 +32,7 @@ struct Plan {
     double tokens = 0, flops = 0;          // totals of the run
     std::vector<StageMemory> memory;       // first stage, one in the middle, last stage
     std::optional<int> fewest_devices;     // that hold the model in some layout
+    bool replayed = false;                 // `step` is of a replay, else of closed forms
     StepTime step;
     ScalingLaw::Optimum best;   // for the same FLOPs
     std::vector<std::string> warnings;

@@ -167,24 +167,39 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     return fitting;
 }
 
-// Replays candidates two at a time, in the order of the closed form; skips those whose lower bound is not below the
-// best so far.
-void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine, int replays) {
+// True if its closed form is within a tenth of a replay; others can be 40% too fast.
+bool is_exact(const Candidate* candidate) {
+    const Options& o = candidate->run.options;
+    return o.cp == 1 && o.ep == 1 && o.pp_schedule == PipelineKind::one_f_one_b;
+}
+
+// Replays the first `count` of the candidates, two at a time, unless they are replayed; passes over those whose lower
+// bound is not below the best so far.
+void replay_first(const std::vector<Candidate*>& candidates, const Machine& machine, int count) {
     double best = std::numeric_limits<double>::infinity();
-    for (std::size_t next = 0; next < fitting.size() && replays > 0;) {
+    for (std::size_t next = 0; next < candidates.size() && count > 0;) {
         std::vector<Candidate*> together;
-        for (; next < fitting.size() && static_cast<int>(together.size()) < std::min(2, replays); next++) {
-            if (fitting[next]->least < best) together.push_back(fitting[next]);
+        for (; next < candidates.size() && static_cast<int>(together.size()) < std::min(2, count); next++) {
+            if (candidates[next]->least < best) together.push_back(candidates[next]);
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
             Candidate& candidate = *together[static_cast<std::size_t>(i)];
+            if (candidate.replayed) return;
             const PlannedRun& run = candidate.run;
             candidate.time = step_time(run.options, run.config, run.mesh, machine, false);
             candidate.replayed = true;
         });
         for (const Candidate* candidate : together) best = std::min(best, candidate->time.seconds);
-        replays -= static_cast<int>(together.size());
+        count -= static_cast<int>(together.size());
     }
+}
+
+// Replays the best candidates, and the best two of those with exact closed forms, which the others may hide.
+void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine, int replays) {
+    replay_first(fitting, machine, replays);
+    std::vector<Candidate*> exact = fitting;
+    std::erase_if(exact, [](const Candidate* candidate) { return !is_exact(candidate); });
+    replay_first(exact, machine, std::min(2, replays));
 }
 
 // Returns the main reason why a candidate loses against the best.
@@ -250,7 +265,9 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
     const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort);
     if (can_record_steps()) replay_best(fitting, machine, effort.replays);
     auto rank = [&](const Candidate& c) { return c.fits(machine) ? (c.replayed ? 0 : 1) : c.bytes > 0 ? 2 : 3; };
-    std::ranges::stable_sort(all, {}, [&](const Candidate& c) { return std::pair(rank(c), c.time.seconds); });
+    std::ranges::stable_sort(all, {}, [&](const Candidate& c) {
+        return std::pair(rank(c), fitting.empty() ? c.bytes : c.time.seconds);
+    });
     return all;
 }
 
@@ -281,7 +298,9 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
 }
 
 std::string search_text(const std::vector<Candidate>& candidates, const Machine& machine, std::size_t most) {
-    std::string lines = text(candidates.size(), " layouts divide; the best of them:\n");
+    const bool any_fits = candidates.front().fits(machine);
+    std::string lines = text(candidates.size(), " layouts divide; ",
+                             any_fits ? "the best of them:\n" : "none fits; those that take the least memory:\n");
     std::size_t fitting = 0, told = 0;
     for (const Candidate& c : candidates) {
         if (told == most) break;

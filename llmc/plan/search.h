@@ -40,12 +40,13 @@ bool keeps_given(const Options& options, const Options& other, const std::functi
 
 struct SearchEffort {
     int wanted = 32;                      // layouts that fit, after which it stops counting
-    int replays = 8;                      // replays of the fastest among them
+    int replays = 8;                      // replays of the fastest among them, and two more if need be
     bool all_axes = can_record_steps();   // varies --cp, --ep and the schedule, too
     std::size_t counts_all = 512;         // layouts whose memory it counts before it leaves out those that take more
 };
 
-// Returns the layouts: those that fit, fastest first; then those that do not fit; then those that were not counted.
+// Returns the layouts: those that fit, fastest first; then those that do not fit, fastest first, or if none fits the one
+// that takes the least memory; then those that were not counted.
 // `is_allowed` empty: all are allowed. Throws Error(usage) if no layout of so many ranks is possible.
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed = {},

@@ -16,6 +16,8 @@
 #include "llmc/run/options.h"
 
 bool can_record_steps();
+// Most memory of a rank whose step is recorded, half of what the recording device has.
+constexpr double kMostRecordedBytes = 2199023255552.0;
 
 // The size of a communicator that ranks of a stage have.
 struct PlannedGroup {
