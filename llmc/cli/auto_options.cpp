@@ -38,11 +38,8 @@ std::string settle_auto_options(Verb verb, Options& o, bool layout, const std::f
     if (layout) {
         auto kept = [&](const Options& other) { return keeps_given(o, other, is_given); };
         const Options best = best_layout(planned, machine, planned.startup.ranks, kept);
-        o.tp = planned.tp = best.tp, o.pp = planned.pp = best.pp, o.dp = planned.dp = best.dp;
-        o.zero = planned.zero = best.zero, o.recompute = planned.recompute = best.recompute;
-        o.pp_schedule = planned.pp_schedule = best.pp_schedule, o.pp_chunks = planned.pp_chunks = best.pp_chunks;
-        o.pp_warmup = planned.pp_warmup = best.pp_warmup;
-        o.cp = planned.cp = best.cp, o.ep = planned.ep = best.ep;
+        take_layout(o, best);
+        take_layout(planned, best);
         told = " " + layout_text(o);
     }
     if (any_size) {

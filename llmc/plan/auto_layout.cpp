@@ -12,7 +12,7 @@ namespace {
 
 bool fits(const Options& options, Recompute level, double device_bytes) {
     const PlannedRun run = planned_run(options);
-    for (int stage = 0; stage < run.mesh.pp; stage++) {
+    for (const int stage : fullest_stages(run.options)) {
         if (static_cast<double>(fullest_rank(run, stage, level).high_water()) > 0.9 * device_bytes) return false;
     }
     return true;

@@ -81,6 +81,15 @@ Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute) {
     return most;
 }
 
+std::vector<int> fullest_stages(const Options& options) {
+    std::vector<int> stages;
+    for (int stage = 0; stage < options.pp; stage++) {
+        const bool is_end = stage == 0 || stage == options.pp - 1;
+        if (is_end || stage == 1 || options.pp_schedule == PipelineKind::zero_bubble) stages.push_back(stage);
+    }
+    return stages;
+}
+
 std::string memory_plan(const Options& requested) {
     const PlannedRun run = planned_run(requested);
     auto of_fullest_stage = [&](Recompute recompute) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "llmc/base/arena.h"
 #include "llmc/process/world.h"
@@ -23,6 +24,11 @@ ModelConfig planned_model(const Options& options);
 // Returns a counting arena with the allocations of the rank that takes most in a pipeline stage, as counted_run counts
 // them.
 Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute);
+
+// Returns the stages one of which takes the most memory of all: the first, which keeps most micro-batches; the second,
+// which of those between the ends has the most layers; and the last, which has the classifier. With zb, where later
+// stages put off more weight gradients, it may be any.
+std::vector<int> fullest_stages(const Options& options);
 
 // Returns the memory table of the rank that takes most, for people. Counted by running the allocating code on a
 // counting arena; a library's workspace for attention is included if the library works on this machine. With

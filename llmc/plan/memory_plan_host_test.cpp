@@ -1,4 +1,6 @@
 // Tests the level that --recompute auto takes on devices of several sizes.
+#include <algorithm>
+
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
@@ -67,4 +69,39 @@ TEST_CASE("memory plan: the workspace of the library's attention is counted wher
         }
         rank.require(counted(AttentionKind::own, 3 * mebibyte) == counted(AttentionKind::own, 0), "own needs none");
     });
+}
+
+TEST_CASE("memory plan: the stages that are counted are those that take the most") {
+    Options options;
+    options.heads = 2, options.channels = 32, options.seq_len = 32, options.zero = 0, options.dp = 1;
+    int middle = 0;   // layouts whose second stage takes most
+    for (const int pp : {3, 4, 5, 8}) {
+        for (const int layers : {pp * 4, pp * 4 + 1, pp * 4 + 2, pp * 5 - 1}) {
+            for (const std::int64_t vocabulary : {97, 1000}) {
+                for (const auto& [schedule, chunks] : {std::pair{PipelineKind::one_f_one_b, 1},
+                                                       {PipelineKind::zero_bubble, 1},
+                                                       {PipelineKind::gpipe, 1},
+                                                       {PipelineKind::interleaved, 2},
+                                                       {PipelineKind::interleaved, 4}}) {
+                    options.pp = pp, options.layers = layers, options.vocab_size = vocabulary;
+                    options.pp_schedule = schedule, options.pp_chunks = chunks;
+                    options.total_batch = std::int64_t{2 * pp} * options.micro_batch * options.seq_len;
+                    const PlannedRun run = planned_run(options);
+                    std::vector<std::size_t> bytes;
+                    for (int stage = 0; stage < pp; stage++) {
+                        bytes.push_back(fullest_rank(run, stage, Recompute::block).high_water());
+                    }
+                    std::size_t most = 0;
+                    for (const int stage : fullest_stages(options)) {
+                        most = std::max(most, bytes[static_cast<std::size_t>(stage)]);
+                    }
+                    CHECK_MESSAGE(most == std::ranges::max(bytes), pp, " stages, ", layers, " layers, vocabulary ",
+                                  vocabulary, ", ", std::string(name_of(schedule)), " ", chunks, ", stage ",
+                                  std::ranges::max_element(bytes) - bytes.begin());
+                    middle += bytes[1] > std::max(bytes.front(), bytes.back()) ? 1 : 0;
+                }
+            }
+        }
+    }
+    CHECK(middle > 0);
 }

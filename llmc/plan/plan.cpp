@@ -33,11 +33,16 @@ StageMemory memory_of(const PlannedRun& run, int stage) {
     return memory;
 }
 
-// Returns the first stage, one in the middle, and the last.
-std::vector<int> kinds_of_stages(int pp) {
-    if (pp == 1) return {0};
-    if (pp == 2) return {0, 1};
-    return {0, pp / 2, pp - 1};
+// Returns the memory of the first stage, of the fullest between the ends, and of the last.
+std::vector<StageMemory> kinds_of_memory(const PlannedRun& run) {
+    std::vector<StageMemory> all;
+    for (const int stage : fullest_stages(run.options)) all.push_back(memory_of(run, stage));
+    if (all.size() > 2) {
+        const auto begin = all.begin() + 1, end = all.end() - 1;
+        *begin = *std::ranges::max_element(begin, end, {}, &StageMemory::bytes);
+        all.erase(begin + 1, end);
+    }
+    return all;
 }
 
 // --recompute auto: sets the lowest level with which nine tenths of the device suffice, as a run does.
@@ -46,7 +51,7 @@ void settle_recompute(PlannedRun& run, double memory_bytes) {
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
         run.options.recompute = level;
         double most = 0;
-        for (const int stage : kinds_of_stages(run.mesh.pp)) {
+        for (const int stage : fullest_stages(run.options)) {
             most = std::max(most, static_cast<double>(fullest_rank(run, stage, level).high_water()));
         }
         if (most <= 0.9 * memory_bytes) return;
@@ -226,7 +231,7 @@ Plan make_plan(const Options& options) {
     plan.tokens = planned_tokens(options, plan.parameters);
     plan.flops = plan.tokens * flops_per_token(plan.run.config, plan.run.options.seq_len);
     plan.best = ScalingLaw().optimum(plan.flops);
-    for (const int stage : kinds_of_stages(plan.run.mesh.pp)) plan.memory.push_back(memory_of(plan.run, stage));
+    plan.memory = kinds_of_memory(plan.run);
     const PlannedRun& run = plan.run;
     plan.replayed = can_record_steps() && plan.most_bytes() <= kMostRecordedBytes;
     plan.step = plan.replayed ? step_time(run.options, run.config, run.mesh, plan.machine)

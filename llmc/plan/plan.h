@@ -30,7 +30,7 @@ struct Plan {
     Machine machine;
     double parameters = 0, exported = 0;   // with padding, and without
     double tokens = 0, flops = 0;          // totals of the run
-    std::vector<StageMemory> memory;       // first stage, one in the middle, last stage
+    std::vector<StageMemory> memory;       // first stage, fullest in between, last stage
     std::optional<int> fewest_devices;     // that hold the model in some layout
     bool replayed = false;                 // `step` is of a replay, else of closed forms
     StepTime step;

@@ -68,7 +68,11 @@ std::string plan_text(const Plan& plan) {
         "(%.1f%%)\n",
         1e3 * step.seconds, 1e3 * step.computing, 100 * step.bubble_share, 1e3 * step.exposed,
         100 * step.exposed / step.seconds);
-    if (!can_record_steps()) out += "  by closed forms; the program built with DEVICE=cpu replays the step instead\n";
+    if (!plan.replayed) {
+        out += text("  by closed forms: ", can_record_steps()
+                                               ? "a rank has too much memory to be recorded\n"
+                                               : "the program built with DEVICE=cpu replays the step instead\n");
+    }
     out += group_lines(plan);
     out += formatted("speed: %.4g tokens/s, MFU %.1f%%\n", plan.tokens_per_second(), 100 * plan.mfu());
     out += formatted("time: %.4g days, %.4g GPU-hours", plan.seconds() / kSecondsPerDay, plan.device_hours());

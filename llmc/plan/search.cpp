@@ -69,19 +69,37 @@ std::vector<Options> scheduled(const Options& options) {
     return all;
 }
 
+// Returns options with the numbers of ranks that may share a sequence, at most `most`, and the ways to share it; hybrid
+// only where the options have it.
+std::vector<Options> shared_sequences(const Options& options, int most) {
+    std::vector<Options> all;
+    for (const int cp : powers_of_two(most, options.cp)) {
+        Options one = options;
+        one.cp = cp;
+        if (cp > 1 && one.cp_mode == ContextMode::hybrid) all.push_back(one);
+        one.cp_ulysses = 0;
+        for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses}) {
+            one.cp_mode = mode;
+            if (cp > 1 || mode == ContextMode::ring) all.push_back(one);
+        }
+    }
+    return all;
+}
+
 // Returns every layout that divides the ranks, whether or not the model allows it. `all_axes`: with other --cp, --ep
 // and schedules than those of the options, too.
-std::vector<Options> divided(Options options, const Machine& machine, int ranks, bool all_axes) {
+std::vector<Options> divided(const Options& requested, const Machine& machine, int ranks, bool all_axes) {
     std::vector<Options> all;
-    const int context = options.seq_len / kLeastContext;
-    const std::vector<int> experts = all_axes ? expert_ranks(options) : std::vector{options.ep},
-                           contexts =
-                               all_axes ? powers_of_two(std::min(ranks, context), options.cp) : std::vector{options.cp};
+    const int context = requested.seq_len / kLeastContext;
+    const std::vector<int> experts = all_axes ? expert_ranks(requested) : std::vector{requested.ep};
+    const std::vector<Options> contexts =
+        all_axes ? shared_sequences(requested, std::min(ranks, context)) : std::vector{requested};
     for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp++) {
-        for (const int cp : contexts) {
+        for (Options options : contexts) {
+            const int cp = options.cp;
             for (int pp = 1; tp * cp * pp <= ranks; pp++) {
                 if (ranks % (tp * cp * pp) != 0) continue;
-                options.tp = tp, options.cp = cp, options.pp = pp, options.dp = ranks / (tp * cp * pp);
+                options.tp = tp, options.pp = pp, options.dp = ranks / (tp * cp * pp);
                 for (const Options& schedule : all_axes ? scheduled(options) : std::vector{as_asked(options)}) {
                     for (const int ep : experts) {
                         for (int zero = 0; zero <= (options.dp * cp > 1 ? 3 : 0); zero++) {
@@ -121,11 +139,9 @@ std::vector<Candidate> all_layouts(const Options& options, const Machine& machin
 
 double most_bytes(const Candidate& candidate) {
     double most = 0;
-    const int pp = candidate.run.mesh.pp;
-    for (const int stage : {0, pp - 1}) {   // the first stage keeps most activations, the last the classifier
+    for (const int stage : fullest_stages(candidate.run.options)) {
         const Arena arena = fullest_rank(candidate.run, stage, candidate.run.options.recompute.value());
         most = std::max(most, static_cast<double>(arena.high_water()));
-        if (pp == 1) break;
     }
     return most;
 }
@@ -234,7 +250,8 @@ std::string layout_text(const Options& o) {
         return value == usual ? std::string() : text(" ", name, " ", value);
     };
     return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, other("--cp", o.cp, by_default.cp),
-                other("--ep", o.ep, by_default.ep),
+                other("--cp-mode", std::string(name_of(o.cp_mode)), name_of(by_default.cp_mode)),
+                other("--cp-ulysses", o.cp_ulysses, by_default.cp_ulysses), other("--ep", o.ep, by_default.ep),
                 other("--pp-schedule", std::string(name_of(o.pp_schedule)), name_of(by_default.pp_schedule)),
                 other("--pp-chunks", o.pp_chunks, by_default.pp_chunks),
                 other("--pp-warmup", o.pp_warmup, by_default.pp_warmup), " --zero ", o.zero, " --recompute ",
@@ -243,14 +260,24 @@ std::string layout_text(const Options& o) {
 
 bool keeps_given(const Options& o, const Options& other, const std::function<bool(const char*)>& is_given) {
     auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
+    const bool whole_sequences = other.cp == 1 && o.cp_mode != ContextMode::hybrid;   // there is no way to share them
     const bool one_stage = other.pp == 1 && o.pp_schedule != PipelineKind::interleaved;   // which has no schedule
     return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
-           is_kept("--cp", other.cp == o.cp) && is_kept("--dp", o.dp == 0 || other.dp == o.dp) &&
-           is_kept("--ep", other.ep == o.ep) && is_kept("--zero", other.zero == o.zero) &&
+           is_kept("--cp", other.cp == o.cp) && is_kept("--cp-mode", whole_sequences || other.cp_mode == o.cp_mode) &&
+           is_kept("--cp-ulysses", whole_sequences || other.cp_ulysses == o.cp_ulysses) &&
+           is_kept("--dp", o.dp == 0 || other.dp == o.dp) && is_kept("--ep", other.ep == o.ep) &&
+           is_kept("--zero", other.zero == o.zero) &&
            is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
            is_kept("--pp-schedule", one_stage || other.pp_schedule == o.pp_schedule) &&
            is_kept("--pp-chunks", one_stage || other.pp_chunks == o.pp_chunks) &&
            is_kept("--pp-warmup", one_stage || other.pp_warmup == o.pp_warmup);
+}
+
+void take_layout(Options& to, const Options& from) {
+    to.tp = from.tp, to.pp = from.pp, to.dp = from.dp, to.ep = from.ep;
+    to.cp = from.cp, to.cp_mode = from.cp_mode, to.cp_ulysses = from.cp_ulysses;
+    to.pp_schedule = from.pp_schedule, to.pp_chunks = from.pp_chunks, to.pp_warmup = from.pp_warmup;
+    to.zero = from.zero, to.recompute = from.recompute;
 }
 
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
@@ -265,9 +292,8 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
     const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort);
     if (can_record_steps()) replay_best(fitting, machine, effort.replays);
     auto rank = [&](const Candidate& c) { return c.fits(machine) ? (c.replayed ? 0 : 1) : c.bytes > 0 ? 2 : 3; };
-    std::ranges::stable_sort(all, {}, [&](const Candidate& c) {
-        return std::pair(rank(c), fitting.empty() ? c.bytes : c.time.seconds);
-    });
+    std::ranges::stable_sort(
+        all, {}, [&](const Candidate& c) { return std::pair(rank(c), fitting.empty() ? c.bytes : c.time.seconds); });
     return all;
 }
 

@@ -3,11 +3,11 @@
 // simulator's time. If steps can be recorded, it replays the best ones, except those whose matmuls alone make them
 // slower than the best so far.
 //
-// It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence), --pp, --dp,
-// --ep (divisors of the experts), --zero, --recompute (none or block), and in pipelines --pp-schedule (1f1b, zb,
-// interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and naive are never faster than 1f1b.
-// Where steps cannot be recorded, --cp, --ep and the schedule stay as they are: closed forms alone do not order them
-// well enough.
+// It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence) with
+// --cp-mode (ring or ulysses), --pp, --dp, --ep (divisors of the experts), --zero, --recompute (none or block), and in
+// pipelines --pp-schedule (1f1b, zb, interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and
+// naive are never faster than 1f1b. Where steps cannot be recorded, --cp, --ep and the schedule stay as they are:
+// closed forms alone do not order them well enough.
 #pragma once
 
 #include <functional>
@@ -32,8 +32,12 @@ struct Candidate {
     bool fits(const Machine& machine) const { return bytes > 0 && bytes <= 0.9 * machine.memory_bytes; }
 };
 
-// Returns the layout as options: --cp, --ep and those of the pipeline's schedule only where they are not the default.
+// Returns the layout as options: --cp, its mode, --ep and those of the pipeline's schedule only where they are not the
+// default.
 std::string layout_text(const Options& options);
+
+// Gives `to` the layout of `from`: what the search varies.
+void take_layout(Options& to, const Options& from);
 
 // Returns true if `other` has the values of all of a layout's options that were given in `options`.
 bool keeps_given(const Options& options, const Options& other, const std::function<bool(const char*)>& is_given);
@@ -45,9 +49,9 @@ struct SearchEffort {
     std::size_t counts_all = 512;         // layouts whose memory it counts before it leaves out those that take more
 };
 
-// Returns the layouts: those that fit, fastest first; then those that do not fit, fastest first, or if none fits the one
-// that takes the least memory; then those that were not counted.
-// `is_allowed` empty: all are allowed. Throws Error(usage) if no layout of so many ranks is possible.
+// Returns the layouts: those that fit, fastest first; then those that do not fit, fastest first, or if none fits the
+// one that takes the least memory; then those that were not counted. `is_allowed` empty: all are allowed. Throws
+// Error(usage) if no layout of so many ranks is possible.
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed = {},
                                       const SearchEffort& effort = {});

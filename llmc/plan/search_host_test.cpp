@@ -180,10 +180,11 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     for (const Candidate& candidate : search_layouts(o, machine, 8, {}, {1, 0})) {
         const Options& found = candidate.run.options;
         CHECK(found.tp * found.pp * found.cp * found.dp == 8);
+        if (found.cp > 1) seen.insert(std::string(name_of(found.cp_mode)));
         seen.insert({text("cp ", found.cp), text("ep ", found.ep), text(name_of(found.pp_schedule), found.pp_chunks)});
     }
-    CHECK(seen == std::set<std::string>{"cp 1", "cp 2", "ep 1", "ep 2", "ep 4", "1f1b1", "zb1", "interleaved2",
-                                        "interleaved4"});
+    CHECK(seen == std::set<std::string>{"cp 1", "cp 2", "ring", "ulysses", "ep 1", "ep 2", "ep 4", "1f1b1", "zb1",
+                                        "interleaved2", "interleaved4"});
     for (const Candidate& candidate : search_layouts(o, machine, 8, {}, {1, 0, false})) {
         const Options& found = candidate.run.options;
         CHECK((found.cp == 1 && found.ep == 1 && found.pp_schedule == PipelineKind::one_f_one_b));
@@ -192,7 +193,7 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     const Candidate lean = search_layouts(o, machine, 8, at_most_1, {1, 0, true, 0}).front();   // no ZeRO 3 is listed
     CHECK((lean.fits(machine) && lean.run.options.zero == 1));
     o.ep = 2, o.cp = 2, o.pp = 2, o.pp_schedule = PipelineKind::gpipe;
-    std::set<std::string> given{"--ep", "--cp", "--pp", "--pp-schedule"};
+    std::set<std::string> given{"--ep", "--cp", "--cp-mode", "--pp", "--pp-schedule"};
     auto is_kept = [&](const Options& other) {
         return keeps_given(o, other, [&](const char* name) { return given.contains(name); });
     };
@@ -207,6 +208,13 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     CHECK(is_kept(one_stage));
     o.pp_schedule = PipelineKind::interleaved;
     CHECK(!is_kept(one_stage));
+    given = {"--cp-mode"};   // for those that share sequences
+    Options ring = o, whole = o;
+    o.cp_mode = ContextMode::ulysses, ring.cp = 4, whole.cp = 1;
+    CHECK(!is_kept(ring));
+    CHECK(is_kept(whole));
+    o.cp_mode = ContextMode::hybrid, o.cp_ulysses = 2;
+    CHECK(!is_kept(whole));
 }
 
 TEST_CASE("plan: chosen layouts and closed forms against replays of all layouts up to 64 ranks" * doctest::skip()) {
