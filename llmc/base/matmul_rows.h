@@ -60,6 +60,7 @@ constexpr const MatmulRow* find_matmul_row(cudaDataType_t input, cudaDataType_t 
 }
 
 // Every row also has: compute type CUBLAS_COMPUTE_32F (fp32 rows also CUBLAS_COMPUTE_32F_FAST_TF32), scale type
-// CUDA_R_32F, alpha and beta on the host, column order, no batches, every pointer a multiple of its element size.
-// GELU's aux rows start at multiples of this many elements (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// CUDA_R_32F, alpha and beta on the host, column order, batches (at equal distances) only without an epilogue, every
+// pointer a multiple of its element size. GELU's aux rows start at multiples of this many elements (cublasLt.h,
+// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 inline constexpr std::int64_t matmul_aux_alignment = 8;

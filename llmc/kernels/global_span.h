@@ -21,3 +21,22 @@ struct GlobalSpan {
     }
     friend bool operator==(const GlobalSpan&, const GlobalSpan&) = default;
 };
+
+// Walks over consecutive local elements; one division serves all of them.
+class GlobalWalk {
+public:
+    constexpr GlobalWalk(const GlobalSpan& span, std::int64_t local)
+        : element_(span.element(local)), length_(span.length), gap_(span.stride - span.length) {
+        if (length_ > 0) left_ = length_ - static_cast<std::uint32_t>((span.phase + local) % length_);
+    }
+    constexpr std::int64_t element() const { return element_; }
+    constexpr void next() {
+        element_++;
+        if (length_ > 0 && --left_ == 0) element_ += gap_, left_ = length_;
+    }
+
+private:
+    std::int64_t element_;
+    std::uint32_t length_, left_ = 0;   // elements of a piece, and of this one from here on
+    std::int64_t gap_;                  // from the end of a piece to the start of the next
+};

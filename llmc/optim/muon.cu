@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/optim/newton_schulz.cuh"
@@ -24,14 +26,8 @@ float muon_scale(const TensorSpec& tensor, int block, MuonScale scale) {
                                                            : 0.2 * std::sqrt(std::max(out, in)));
 }
 
-struct MuonMatrices::Moves {
-    std::vector<MatrixPiece<floatX>> pieces;
-    DeviceBuffer<MatrixPiece<floatX>> on_device;
-    std::int64_t blocks = 0;
-};
-
 MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
-    : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)), moves_(std::make_unique<Moves>()) {
+    : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)) {
     const RankLayout& place = stage.storage().place();
     const bool cut_by_zero = place.zero_stage > (place.assigns_matrices ? 1 : 0);
     const AxisSet team = cut_by_zero ? copy_axes : AxisSet{Axis::tp};
@@ -42,8 +38,6 @@ MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena&
     assign_owners();
     allocate(arena);
 }
-
-MuonMatrices::~MuonMatrices() = default;
 
 // Finds the matrices that this team keeps of its stage, and who keeps which part of each: alike on every rank of the
 // team.
@@ -89,44 +83,82 @@ void MuonMatrices::assign_owners() {
     for (std::size_t i = 0; i < owners.size(); i++) matrices_[i].owner = owners[i];
 }
 
-void MuonMatrices::allocate(Arena& arena) {
-    std::int64_t whole = 0, arrived = 0, parts = 0, largest = 0, square = 0;
-    for (Matrix& matrix : matrices_) {
-        const bool owns = matrix.owner == rank_;
-        for (Part& part : matrix.parts) {
-            if (part.holder == rank_) parts += room_for(part.count);
-            part.arrived = arrived;
-            if (owns && part.holder != rank_) arrived += room_for(part.count);
-        }
-        if (!owns) continue;
-        const std::int64_t side = std::min(matrix.rows, matrix.cols);
-        matrix.offset = whole;
-        whole += room_for(matrix.elements());
-        largest = std::max(largest, matrix.elements());
-        square = std::max(square, side * side);
+// Gathers the matrices that this rank owns by size, the largest batches first.
+void MuonMatrices::make_batches() {
+    std::map<std::pair<int, int>, std::vector<std::size_t>> by_size;
+    for (std::size_t i = 0; i < matrices_.size(); i++) {
+        if (matrices_[i].owner == rank_) by_size[{matrices_[i].rows, matrices_[i].cols}].push_back(i);
     }
+    for (const auto& [size, all] : by_size) {
+        const std::int64_t next = room_for(std::int64_t{size.first} * size.second);
+        const auto together = static_cast<std::size_t>(std::max<std::int64_t>(1, kBatchElements / next));
+        for (std::size_t begin = 0; begin < all.size(); begin += together) {
+            const std::size_t end = std::min(begin + together, all.size());
+            batches_.push_back(
+                {{size.first, size.second, static_cast<int>(end - begin), next},
+                 {all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end)}});
+        }
+    }
+    std::ranges::stable_sort(batches_, std::greater<>(), &Batch::elements);
+}
+
+// Lays the batches out behind room for the largest, which is the first.
+void MuonMatrices::place_batches() {
+    std::int64_t offset = batches_.empty() ? 0 : batches_.front().elements();
+    for (Batch& batch : batches_) {
+        batch.offset = offset;
+        for (const std::size_t i : batch.matrices) {
+            matrices_[i].offset = offset;
+            matrices_[i].orthogonal = offset - batch.elements();
+            offset += batch.size.next;
+        }
+    }
+}
+
+// Lays out this rank's parts, and those that others send it.
+void MuonMatrices::place_parts() {
+    for (Matrix& matrix : matrices_) {
+        for (Part& part : matrix.parts) {
+            if (ranks_ == 1) part.offset = matrix.offset;   // one part each
+            if (part.holder == rank_) parts_size_ += room_for(part.count);
+            part.arrived = arrived_size_;
+            if (matrix.owner == rank_ && part.holder != rank_) arrived_size_ += room_for(part.count);
+        }
+    }
+}
+
+void MuonMatrices::allocate(Arena& arena) {
+    make_batches();
+    place_batches();
+    place_parts();
     auto buffer = [&](const char* name, std::int64_t elements) {
         return arena.allocate<floatX>(text("muon/", name), static_cast<std::size_t>(elements));
     };
-    parts_ = buffer("parts", parts);
-    other_ = buffer("iterations", largest);
-    gram_ = buffer("gram matrix", square);
-    polynomial_ = buffer("polynomial", square);
-    if (ranks_ == 1) {
-        whole_ = parts_;   // one part each, in the same order
-        return;
-    }
+    std::int64_t squares = 0;
+    for (const Batch& batch : batches_) squares = std::max(squares, batch.size.count * batch.size.next_square());
+    const std::int64_t whole = batches_.empty() ? 0 : batches_.back().offset + batches_.back().elements();
     whole_ = buffer("matrices", whole);
-    arrived_ = buffer("arrived parts", arrived);
-    for (const Matrix& matrix : matrices_) {
-        if (matrix.owner != rank_) continue;
-        for (const Part& part : matrix.parts) {
-            moves_->pieces.push_back({at_owner(part), whole_.data() + matrix.offset, part.span, part.count});
+    grams_ = buffer("gram matrices", squares);
+    polynomials_ = buffer("polynomials", squares);
+    if (ranks_ == 1) return;
+    parts_ = buffer("parts", parts_size_);
+    arrived_ = buffer("arrived parts", arrived_size_);
+    make_moves(arena);
+}
+
+void MuonMatrices::make_moves(Arena& arena) {
+    for (const bool back : {false, true}) {
+        Moves& moves = moves_[back];
+        for (const Matrix& matrix : matrices_) {
+            if (matrix.owner != rank_) continue;
+            floatX* const whole = whole_.data() + (back ? matrix.orthogonal : matrix.offset);
+            for (const Part& part : matrix.parts)
+                moves.pieces.push_back({at_owner(part), whole, part.span, part.count});
         }
+        moves.blocks = number_blocks(moves.pieces, kElementwiseBlock);
+        moves.on_device = arena.allocate<MatrixPiece<floatX>>("muon/moves", moves.pieces.size());
+        moves.on_device.upload(moves.pieces, stage_.stream());
     }
-    moves_->blocks = number_blocks(moves_->pieces, kElementwiseBlock);
-    moves_->on_device = arena.allocate<MatrixPiece<floatX>>("muon/moves", moves_->pieces.size());
-    moves_->on_device.upload(moves_->pieces, stage_.stream());
 }
 
 // Returns the address of a part on this rank, which owns its matrix.
@@ -134,14 +166,15 @@ floatX* MuonMatrices::at_owner(const Part& part) const {
     return part.holder == rank_ ? parts_.data() + part.offset : arrived_.data() + part.arrived;
 }
 
-floatX* MuonMatrices::part(int param, int block) const {
+MuonMatrices::Place MuonMatrices::part(int param, int block) const {
     for (const Matrix& matrix : matrices_) {
         if (matrix.param != param || matrix.block != block) continue;
+        if (ranks_ == 1) return {whole_.data() + matrix.offset, whole_.data() + matrix.orthogonal};
         for (const Part& part : matrix.parts) {
-            if (part.holder == rank_) return parts_.data() + part.offset;
+            if (part.holder == rank_) return {parts_.data() + part.offset, parts_.data() + part.offset};
         }
     }
-    return nullptr;
+    return {};
 }
 
 // Sends parts to the owners of their matrices, or back.
@@ -164,14 +197,15 @@ void MuonMatrices::exchange(bool back) {
 }
 
 void MuonMatrices::move(bool back) {
-    if (moves_->blocks == 0) return;
-    Launch where{dim3(blocks_for(moves_->blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
-    where.reads(moves_->on_device.data(), moves_->on_device.bytes());
+    const Moves& moves = moves_[back];
+    if (moves.blocks == 0) return;
+    Launch where{dim3(blocks_for(moves.blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
+    where.reads(moves.on_device.data(), moves.on_device.bytes());
     for (const DeviceBuffer<floatX>* buffer : {&parts_, &arrived_, &whole_}) {
         where.reads(buffer->data(), buffer->bytes());
         if ((buffer == &whole_) != back) where.writes(buffer->data(), buffer->bytes());
     }
-    launch(move_pieces_kernel<floatX>, where, moves_->on_device.data(), static_cast<int>(moves_->pieces.size()), back);
+    launch(move_pieces_kernel<floatX>, where, moves.on_device.data(), static_cast<int>(moves.pieces.size()), back);
 }
 
 void MuonMatrices::orthogonalize() {
@@ -188,10 +222,10 @@ void MuonMatrices::orthogonalize() {
 
 void MuonMatrices::orthogonalize_owned() {
     stage_.matmul().reserve_multiprocessors(0);   // no gradients travel beside the update
-    for (const Matrix& matrix : matrices_) {
-        if (matrix.owner != rank_) continue;
-        ::orthogonalize<floatX>(stage_.matmul(), whole_.data() + matrix.offset, matrix.rows, matrix.cols, iterations_,
-                                {other_.data(), gram_.data(), polynomial_.data()}, stage_.stream());
+    for (const Batch& batch : batches_) {
+        floatX* const before = whole_.data() + batch.offset;
+        ::orthogonalize<floatX>(stage_.matmul(), before, batch.size, iterations_,
+                                {before - batch.elements(), grams_.data(), polynomials_.data()}, stage_.stream());
     }
 }
 

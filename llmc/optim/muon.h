@@ -8,16 +8,23 @@
 // bytes a rank in bf16, 8fP/n in fp32, f = (n - 1) / n; to the byte, twice the Parts that an owner does not keep
 // itself. An owner starts from the same matrix however it was cut, so ZeRO 0 and 1, and 2 and 3, give the same bits.
 //
+// Matrices of one size are multiplied together in batches of at most kBatchElements elements, or of a single one. The
+// batches lie one behind another in memory, the largest first, behind room for the largest. The results of each take
+// the place right before it, where the batch before has been: nothing is copied back.
+//
 // The blocks of a matrix's rows (q, k, v) are matrices of their own. Under tp a matrix must be cut over its ranks.
 #pragma once
 
 #include <algorithm>
-#include <memory>
+#include <array>
 #include <vector>
 
+#include "llmc/kernels/optim/newton_schulz.cuh"
 #include "llmc/model/stage/stage.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/training_groups.h"
+
+constexpr std::int64_t kBatchElements = 1 << 24;   // 28 matrices of 768 x 768, which fill a large GPU
 
 // Returns how far a block of rows moves, from the sizes of the whole matrix, never of a shard.
 float muon_scale(const TensorSpec& tensor, int block, MuonScale scale);
@@ -25,11 +32,13 @@ float muon_scale(const TensorSpec& tensor, int block, MuonScale scale);
 class MuonMatrices {
 public:
     MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups);
-    ~MuonMatrices();
 
-    // Returns where this rank's part of a block of rows must be put, and is found again after orthogonalize(); null if
-    // it has none.
-    floatX* part(int param, int block) const;
+    // Where this rank's part of a block of rows must be put, and where it is after orthogonalize(); null if it has
+    // none.
+    struct Place {
+        floatX *before = nullptr, *after = nullptr;
+    };
+    Place part(int param, int block) const;
 
     // Orthogonalises all matrices. Collective over the team.
     void orthogonalize();
@@ -40,7 +49,7 @@ public:
 private:
     struct Part {
         int holder;             // rank of the team
-        std::int64_t offset;    // in the holder's parts
+        std::int64_t offset;    // in the holder's parts; with one rank in the team in its whole matrices
         std::int64_t arrived;   // in the owner's arrived parts, if that is another rank
         GlobalSpan span;        // its elements of the matrix
         std::int64_t count;
@@ -48,15 +57,30 @@ private:
     struct Matrix {
         int param, block, rows, cols;
         std::vector<Part> parts;
-        int owner = 0;             // rank of the team
-        std::int64_t offset = 0;   // in the owner's whole matrices
+        int owner = 0;   // rank of the team
+        // in the owner's whole matrices; `orthogonal`: afterwards
+        std::int64_t offset = 0, orthogonal = 0;
         std::int64_t elements() const { return static_cast<std::int64_t>(rows) * cols; }
         double cost() const { return static_cast<double>(elements()) * std::min(rows, cols); }
     };
-    struct Moves;   // copies between parts and whole matrices
+    struct Moves {   // copies between parts and whole matrices
+        std::vector<MatrixPiece<floatX>> pieces;
+        DeviceBuffer<MatrixPiece<floatX>> on_device;
+        std::int64_t blocks = 0;
+    };
+    struct Batch {
+        MatrixBatch size;
+        std::vector<std::size_t> matrices;   // indices
+        std::int64_t offset = 0;             // in whole_
+        std::int64_t elements() const { return size.count * size.next; }
+    };
     void find_matrices(AxisSet team);
     void assign_owners();
+    void make_batches();
+    void place_batches();
+    void place_parts();
     void allocate(Arena& arena);
+    void make_moves(Arena& arena);
     void exchange(bool back);
     void move(bool back);
     void orthogonalize_owned();
@@ -67,7 +91,9 @@ private:
     Communicator* team_;   // null: this rank alone
     int rank_, ranks_;     // in the team
     std::vector<Matrix> matrices_;
+    std::vector<Batch> batches_;                       // of the matrices that it owns
+    std::int64_t parts_size_ = 0, arrived_size_ = 0;   // elements
     DeviceBuffer<floatX> parts_, arrived_, whole_;     // its parts, others' parts of matrices it owns, these matrices
-    DeviceBuffer<floatX> other_, gram_, polynomial_;   // NewtonSchulzScratch
-    std::unique_ptr<Moves> moves_;
+    DeviceBuffer<floatX> grams_, polynomials_;         // NewtonSchulzScratch
+    std::array<Moves, 2> moves_;                       // to whole matrices, and back
 };

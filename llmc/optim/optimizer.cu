@@ -115,10 +115,10 @@ void Optimizer::make_tables(Arena& arena) {
 UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) const {
     const auto after = std::ranges::upper_bound(first_block_, range.norms);
     const int param = static_cast<int>(after - first_block_.begin()) - 1, block = range.norms - *(after - 1);
-    floatX* const direction = matrices_->part(param, block);
+    const MuonMatrices::Place direction = matrices_->part(param, block);
     const UpdateRange<floatX> back{.parameter = range.parameter,
                                    .master = range.master,
-                                   .gradient = direction,
+                                   .gradient = direction.after,
                                    .m = nullptr,
                                    .v = nullptr,
                                    .count = range.count,
@@ -126,7 +126,7 @@ UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) cons
                                    .tensor_key = range.tensor_key,
                                    .span = range.span,
                                    .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
-    range.parameter = direction;
+    range.parameter = direction.before;
     range.master = nullptr;
     return back;
 }

@@ -244,3 +244,31 @@ TEST_CASE("plan: the memory that is counted is what ranks allocate, with every v
         }
     }
 }
+
+TEST_CASE("plan: Muon's update of 124M parameters is 120 launches more for 72 matrices, with the FLOPs of each") {
+    auto recorded = [](OptimizerKind rule) {
+        Options o;
+        o.model = "gpt2:124M", o.seq_len = 64, o.micro_batch = 1, o.optimizer = rule;
+        PlannedRun run = planned_run(o);
+        run.options.recompute = Recompute::none;
+        const StepRecording found = record_steps(run.options, run.config, run.mesh, 1, {1, 1});
+        const StepRecording::End first = found.ends[0][0], second = found.ends[0][1];
+        double flops = 0;
+        int multiplied = 0, polynomials = 0;
+        for (std::size_t i = first.recorded; i < second.recorded; i++) {
+            const virtual_clock::RecordedStep& step = found.stages[0][i];
+            if (step.kind != virtual_clock::RecordedStep::Kind::operation) continue;
+            if (step.name.starts_with("cublasLtMatmul")) multiplied++, flops += step.work.flops;
+            if (step.name.starts_with("polynomial_kernel")) polynomials++;
+        }
+        return std::tuple(multiplied, polynomials, flops);
+    };
+    const auto [multiplied, polynomials, flops] = recorded(OptimizerKind::muon);
+    const auto [multiplied_adamw, none, flops_adamw] = recorded(OptimizerKind::adamw);
+    constexpr int batches = 2 + 2 + 2;   // of 48 matrices of C x C, 12 of 4 C x C, 12 of C x 4 C
+    CHECK(multiplied - multiplied_adamw == 5 * 3 * batches);
+    CHECK(polynomials == 5 * batches);
+    CHECK(none == 0);
+    const double cube = 768.0 * 768 * 768;
+    CHECK(flops - flops_adamw == doctest::Approx(5 * 2 * cube * (48 * 3 + 24 * 9)));
+}

@@ -84,7 +84,7 @@ bool refuses_unaligned_addend = false;
 // Returns the row that serves this problem; null if the table has none.
 const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
     for (const Layout* m : {&a, &b, &c, &d}) {
-        if (m->order != CUBLASLT_ORDER_COL || m->batch_count != 1) return nullptr;
+        if (m->order != CUBLASLT_ORDER_COL || m->batch_count != d.batch_count) return nullptr;
     }
     if (a.type != b.type || c.type != d.type || c.ld != d.ld) return nullptr;
     const MatmulRow* row = find_matmul_row(static_cast<cudaDataType_t>(a.type), static_cast<cudaDataType_t>(d.type),
@@ -92,6 +92,7 @@ const MatmulRow* find_row(const Desc& desc, const Layout& a, const Layout& b, co
                                            static_cast<cublasOperation_t>(desc.transpose_b),
                                            static_cast<cublasLtEpilogue_t>(desc.epilogue));
     if (row == nullptr || row->epilogue == refused_epilogue) return nullptr;
+    if (d.batch_count != 1 && row->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return nullptr;
     bool tf32 = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && row->input == CUDA_R_32F;
     if (desc.compute != CUBLAS_COMPUTE_32F && !tf32) return nullptr;
     if (desc.scale != CUDA_R_32F || desc.pointer_mode != CUBLASLT_POINTER_MODE_HOST) return nullptr;
@@ -108,10 +109,15 @@ bool is_consistent(const Desc& desc, const MatmulRow& row, const Layout& a, cons
                    const Layout& d) {
     for (const Layout* m : {&a, &b, &c, &d}) {
         if (m->rows == 0 || m->cols == 0 || m->ld < static_cast<std::int64_t>(m->rows)) return false;
+        if (m->batch_count < 1) return false;
     }
     if (op_rows(a, desc.transpose_a) != d.rows || op_cols(b, desc.transpose_b) != d.cols) return false;
     if (op_cols(a, desc.transpose_a) != op_rows(b, desc.transpose_b)) return false;
-    if (c.rows != d.rows || c.cols != d.cols) return false;
+    if (c.rows != d.rows || c.cols != d.cols || c.batch_stride != d.batch_stride) return false;
+    if (d.batch_count > 1 &&
+        d.batch_stride < static_cast<std::int64_t>(d.cols - 1) * d.ld + static_cast<std::int64_t>(d.rows)) {
+        return false;   // results that overlap
+    }
     if (has_bias(row) && desc.bias == nullptr) return false;
     if (has_aux(row) && (desc.aux == nullptr || desc.aux_ld < static_cast<std::int64_t>(d.rows))) return false;
     return true;
@@ -129,7 +135,10 @@ host::Access access(const void* data, std::uint64_t rows, std::uint64_t cols, st
 }
 
 host::Access access(const void* data, const Layout& m, bool write) {
-    return access(data, m.rows, m.cols, m.ld, m.type, write);
+    host::Access one = access(data, m.rows, m.cols, m.ld, m.type, write);
+    one.bytes +=
+        static_cast<std::size_t>(m.batch_count - 1) * static_cast<std::size_t>(m.batch_stride) * element_bytes(m.type);
+    return one;
 }
 
 host::GemmEpilogue epilogue_of(const MatmulRow& row) {
@@ -160,6 +169,17 @@ host::Gemm row_major(const Desc& desc, const MatmulRow& row, const void* a, cons
     if (has_bias(row)) g.bias = const_cast<void*>(desc.bias);   // some epilogues write it
     g.aux = desc.aux, g.aux_stride = desc.aux_ld;
     return g;
+}
+
+// Returns product i of a batch whose first is `first`.
+host::Gemm of_batch(host::Gemm first, const Layout& a, const Layout& b, const Layout& d, std::int32_t i) {
+    auto at = [i](const void* data, const Layout& m) -> const void* {
+        const std::int64_t bytes = i * m.batch_stride * static_cast<std::int64_t>(element_bytes(m.type));
+        return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
+    };
+    first.a = at(first.a, b), first.b = at(first.b, a);   // exchanged by row_major
+    first.d = const_cast<void*>(at(first.d, d)), first.added = at(first.added, d);
+    return first;
 }
 
 // An algorithm of the stand-in holds 1 + the row's index, so that one chosen for another row is refused, and its own
@@ -358,9 +378,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (workspace_bytes > 0) operation.accesses.push_back({workspace, workspace_bytes, true});
     const host::Gemm gemm = row_major(*desc, *row, a, *al, b, *bl, accumulate ? c : nullptr, d, *dl);
     operation.work.flops =
-        2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K);
-    operation.step = [g = gemm] {
-        host::gemm(g);
+        2.0 * static_cast<double>(gemm.M) * static_cast<double>(gemm.N) * static_cast<double>(gemm.K) * dl->batch_count;
+    operation.step = [gemm, al = *al, bl = *bl, dl = *dl] {
+        for (std::int32_t i = 0; i < dl.batch_count; i++) host::gemm(of_batch(gemm, al, bl, dl, i));
         return true;
     };
     return host::enqueue(stream, std::move(operation)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS

@@ -19,7 +19,7 @@ struct Call {
     cublasLtEpilogue_t epilogue;
     std::int32_t order = CUBLASLT_ORDER_COL, batch_count = 1, bias_type = -1, aux_type = -1, pointer_mode = 0;
     std::uint64_t rows = 16, cols = 5, depth = 8, d_rows = 16;
-    std::int64_t aux_ld = 16, d_ld = 16;
+    std::int64_t aux_ld = 16, d_ld = 16, batch_stride = 128;   // of D at least rows x cols
     float alpha = 1, beta = 0;
     bool with_bias_pointer = true, with_aux_pointer = true;
     std::uint64_t algorithm = 0;   // 0: the heuristic's
@@ -57,6 +57,8 @@ cublasLtMatrixLayout_t layout(const Call& call, cudaDataType_t type, std::uint64
     cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_ORDER, &call.order, sizeof call.order);
     cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &call.batch_count,
                                      sizeof call.batch_count);
+    cublasLtMatrixLayoutSetAttribute(result, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &call.batch_stride,
+                                     sizeof call.batch_stride);
     return result;
 }
 
@@ -142,7 +144,8 @@ TEST_CASE("cublaslt: types, transposes, epilogues, orders, batches and scales ou
             CHECK(ask(row, [](Call& c) { c.epilogue = CUBLASLT_EPILOGUE_BGRADB; }) == not_supported);
         }
         CHECK(ask(row, [](Call& c) { c.order = CUBLASLT_ORDER_ROW; }) == not_supported);
-        CHECK(ask(row, [](Call& c) { c.batch_count = 2; }) == not_supported);
+        const bool takes_batches = row.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+        CHECK(ask(row, [](Call& c) { c.batch_count = 2; }) == (takes_batches ? accepted : not_supported));
         CHECK(ask(row, [](Call& c) { c.compute = CUBLAS_COMPUTE_32F_PEDANTIC; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.pointer_mode = CUBLASLT_POINTER_MODE_DEVICE; }) == not_supported);
         CHECK(ask(row, [](Call& c) { c.alpha = 2; }).matmul == CUBLAS_STATUS_NOT_SUPPORTED);
@@ -160,6 +163,9 @@ TEST_CASE("cublaslt: sizes, pointers and algorithms that contradict one another 
         CAPTURE(row.use);
         CHECK(ask(row, [](Call& c) { c.d_rows = 24, c.d_ld = 24, c.aux_ld = 24; }) == contradictory);
         CHECK(ask(row, [](Call& c) { c.d_ld = 15; }) == contradictory);
+        if (row.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {   // results of a batch that overlap
+            CHECK(ask(row, [](Call& c) { c.batch_count = 2, c.batch_stride = 16 * 5 - 1; }) == contradictory);
+        }
         CHECK(ask(row, [](Call& c) { c.algorithm = 99; }).matmul == CUBLAS_STATUS_INVALID_VALUE);
         if (row.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB)) {
             CHECK(ask(row, [](Call& c) { c.with_bias_pointer = false; }) == contradictory);

@@ -5,7 +5,7 @@
 // CUBLAS_STATUS_NOT_SUPPORTED; contradictory arguments give CUBLAS_STATUS_INVALID_VALUE. As on a GPU, descriptors are
 // read during the call and may be changed or destroyed after it, while the multiplication itself is an operation on the
 // stream. Served by oneDNN (llmc/cuda_on_cpu/blas/gemm.h). Not modelled: alignment demands of single kernels, rounding
-// order, search modes, fp8, batches.
+// order, search modes, fp8.
 #pragma once
 
 #ifdef __CUDACC__

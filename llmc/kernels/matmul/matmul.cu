@@ -58,15 +58,22 @@ Matmul::Impl::~Impl() {
 // `last_refusal`, if cuBLASLt has no algorithm for the problem.
 bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a,
                            const MatmulOperand& am, const void* b, const MatmulOperand& bm, const void* bias,
-                           const void* aux, const void* c, cudaStream_t stream) {
+                           const void* aux, const void* c, cudaStream_t stream, int count) {
     ENSURE(row != nullptr, "this matmul is not in matmul_rows");
     const bool accumulate = c != nullptr, another = row->addend == MatmulAddend::another;
     ENSURE(!accumulate || another || (row->addend == MatmulAddend::output && c == d), row->use, " adds no such matrix");
     ENSURE(dm.rows > 0 && dm.cols > 0 && am.rows > 0 && am.cols > 0, row->use, " of an empty matrix");
-    const std::uint32_t c_alignment = accumulate ? alignment_bytes(c) : dm.alignment;
-    MatmulPlan& p = plan({row - matmul_rows, accumulate, am, bm, dm, c_alignment,
-                          std::min(alignment_bytes(bias), alignment_bytes(aux)), left_free},
-                         bias, aux);
+    ENSURE(count == 1 || row->epilogue == CUBLASLT_EPILOGUE_DEFAULT, row->use, " of a batch");
+    const MatmulProblem problem{row - matmul_rows,
+                                accumulate,
+                                am,
+                                bm,
+                                dm,
+                                accumulate ? alignment_bytes(c) : dm.alignment,
+                                std::min(alignment_bytes(bias), alignment_bytes(aux)),
+                                left_free,
+                                count};
+    MatmulPlan& p = plan(problem, bias, aux);
     if (p.use != MatmulPlan::Use::algorithm) {
         last_refusal = p.refusal;
         return false;
@@ -85,7 +92,7 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
     cublas_check(multiply(p, d, a, b, c, stream), p.name);
     if (p.own_width == 0 && OperationTimer::watches(stream)) {   // own kernels are noted by launch()
         OperationTimer::note(stream, text("matmul, ", row->use, accumulate && another ? " + residual" : ""),
-                             bytes_of(*row, am, bm, dm, accumulate));
+                             bytes_of(problem));
     }
     return true;
 }
@@ -108,8 +115,9 @@ template <class T>
 void Matmul::forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& s, cudaStream_t stream) {
     const MatmulRow* const row =
         bias ? forward_row<T, CUBLASLT_EPILOGUE_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
-               matrix(in, s.K, s.M, s.in_stride), bias, nullptr, nullptr, stream);
+    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride, s.batch.out), weight,
+               matrix(weight, s.K, s.N, s.weight_stride, s.batch.weight), in,
+               matrix(in, s.K, s.M, s.in_stride, s.batch.in), bias, nullptr, nullptr, stream, s.batch.count);
 }
 
 template <class T>
@@ -154,8 +162,10 @@ template <class T>
 void Matmul::input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& s, bool accumulate,
                             cudaStream_t stream) {
     constexpr auto row = input_gradient_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight, matrix(weight, s.K, s.N, s.weight_stride), dout,
-               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dinp : nullptr, stream);
+    impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride, s.batch.in), weight,
+               matrix(weight, s.K, s.N, s.weight_stride, s.batch.weight), dout,
+               matrix(dout, s.N, s.M, s.out_stride, s.batch.out), nullptr, nullptr, accumulate ? dinp : nullptr, stream,
+               s.batch.count);
 }
 
 template <class T>
@@ -178,8 +188,9 @@ template <class T, class G>
 void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& s, bool accumulate,
                              cudaStream_t stream) {
     constexpr auto row = weight_gradient_row<T, G, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), dout,
-               matrix(dout, s.N, s.M, s.out_stride), nullptr, nullptr, accumulate ? dweight : nullptr, stream);
+    impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride, s.batch.weight), in,
+               matrix(in, s.K, s.M, s.in_stride, s.batch.in), dout, matrix(dout, s.N, s.M, s.out_stride, s.batch.out),
+               nullptr, nullptr, accumulate ? dweight : nullptr, stream, s.batch.count);
 }
 
 template <class T, class G>

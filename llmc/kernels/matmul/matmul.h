@@ -33,6 +33,12 @@
 #include "llmc/base/dtype.h"
 #include "llmc/base/matmul_rows.h"
 
+// Products of one size in one call, where the call says that it takes them: elements from one matrix to the next.
+struct MatmulBatch {
+    int count = 1;
+    std::int64_t out = 0, in = 0, weight = 0;   // also of dout, dinp and dweight
+};
+
 // Sizes of one matmul as named above, and the elements between the starts of two rows where rows have gaps between
 // them (0: no gaps). A `pre_gelu` has the layout of its GELU's output.
 struct MatmulShape {
@@ -40,6 +46,7 @@ struct MatmulShape {
     std::int64_t out_stride = 0;      // row stride of out and dout (M,N)
     std::int64_t in_stride = 0;       // row stride of in and dinp (M,K)
     std::int64_t weight_stride = 0;   // row stride of weight and dweight (N,K)
+    MatmulBatch batch = {};
 };
 
 // where_they_serve: on a device for which sm90_matmul_refusal is empty; always: for tests on models of instructions.
@@ -86,7 +93,7 @@ public:
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
-    // Computes out = in weight^T + bias; `bias` may be null.
+    // Computes out = in weight^T + bias; `bias` may be null. Takes batches without a bias.
     template <class T>
     void forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& shape, cudaStream_t stream);
     // Computes forward for few rows; a single row is a matrix times a vector (matvec.cuh).
@@ -108,7 +115,7 @@ public:
     void forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, const T* bias, const MatmulShape& shape,
                       cudaStream_t stream);
 
-    // Computes dinp = dout weight; with `accumulate`, dinp += dout weight.
+    // Computes dinp = dout weight; with `accumulate`, dinp += dout weight. Takes batches.
     template <class T>
     void input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& shape, bool accumulate,
                         cudaStream_t stream);
@@ -119,7 +126,7 @@ public:
     void input_gradient_gelu(T* dinp, const T* dout, const T* weight, const T* pre_gelu, const MatmulShape& shape,
                              cudaStream_t stream);
 
-    // Computes dweight = dout^T in; with `accumulate`, +=.
+    // Computes dweight = dout^T in; with `accumulate`, +=. Takes batches.
     template <class T, class G>
     void weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& shape, bool accumulate,
                          cudaStream_t stream);

@@ -59,10 +59,11 @@ MatmulPlan& Matmul::Impl::plan(const MatmulProblem& problem, const void* bias, c
             plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
             plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, problem.d.ld);
         }
-        create_layout(&plan.a, row.input, problem.a, plan.name);
-        create_layout(&plan.b, row.input, problem.b, plan.name);
-        create_layout(&plan.d, row.output, problem.d, plan.name);
-        plan.result_bytes = static_cast<std::size_t>((problem.d.cols - 1) * problem.d.ld + problem.d.rows) *
+        create_layout(&plan.a, row.input, problem.a, problem.count, plan.name);
+        create_layout(&plan.b, row.input, problem.b, problem.count, plan.name);
+        create_layout(&plan.d, row.output, problem.d, problem.count, plan.name);
+        plan.result_bytes = static_cast<std::size_t>((problem.count - 1) * problem.d.next +
+                                                     (problem.d.cols - 1) * problem.d.ld + problem.d.rows) *
                             (row.output == CUDA_R_32F ? 4 : 2);
         if (options.own_kernels != OwnKernels::never) plan.own = own_problem(problem);
         choose_algorithm(plan, problem);

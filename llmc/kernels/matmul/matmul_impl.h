@@ -36,7 +36,7 @@ struct Matmul::Impl {
     bool take_given_algorithm(MatmulPlan& plan, const MatmulRow& row);
     bool try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a, const MatmulOperand& am,
                  const void* b, const MatmulOperand& bm, const void* bias, const void* aux, const void* c,
-                 cudaStream_t stream);
+                 cudaStream_t stream, int count = 1);
     template <class... Arguments>
     void run(const MatmulRow* row, const Arguments&... arguments) {
         if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);

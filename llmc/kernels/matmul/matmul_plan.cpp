@@ -15,36 +15,40 @@ std::uint32_t alignment_bytes(const void* pointer) {
     return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
 }
 
-MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
-    return {rows, cols, stride ? stride : rows, alignment_bytes(data)};
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t next) {
+    return {rows, cols, stride ? stride : rows, next, alignment_bytes(data)};
 }
 
-std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b, const MatmulOperand& d,
-                     bool accumulate) {
-    auto bytes = [](const MatmulOperand& m, cudaDataType_t type) {
-        return static_cast<std::size_t>(m.rows * m.cols) * (type == CUDA_R_32F ? 4 : 2);
+std::size_t bytes_of(const MatmulProblem& p) {
+    const MatmulRow& row = matmul_rows[p.row];
+    auto bytes = [&](const MatmulOperand& m, cudaDataType_t type) {
+        return static_cast<std::size_t>(m.rows * m.cols * p.count) * (type == CUDA_R_32F ? 4 : 2);
     };
     const bool aux = (row.epilogue & 128) != 0;
-    return bytes(a, row.input) + bytes(b, row.input) + (std::size_t{1} + aux + accumulate) * bytes(d, row.output);
+    return bytes(p.a, row.input) + bytes(p.b, row.input) +
+           (std::size_t{1} + aux + p.accumulate) * bytes(p.d, row.output);
 }
 
 std::string describe(const MatmulProblem& p, bool tf32) {
     const MatmulRow& row = matmul_rows[p.row];
     auto type = [](cudaDataType_t t) { return t == CUDA_R_32F ? "fp32" : "bf16"; };
-    auto one = [](const char* name, const MatmulOperand& m) {
-        return text(" ", name, "=", m.rows, "x", m.cols, "/", m.ld, "@", m.alignment);
+    auto one = [&p](const char* name, const MatmulOperand& m) {
+        return text(" ", name, "=", m.rows, "x", m.cols, "/", m.ld, p.count > 1 ? text("/", m.next) : std::string(),
+                    "@", m.alignment);
     };
     return text(row.use, " ", type(row.input), tf32 ? " as tf32" : "", " -> ", type(row.output),
                 !p.accumulate                         ? std::string()
                 : row.addend == MatmulAddend::another ? text(" + residual@", p.c_alignment)
                                                       : std::string(" accumulated"),
                 one("A", p.a), one("B", p.b), one("D", p.d), " epilogue@", p.epilogue_alignment,
+                p.count > 1 ? text(" times ", p.count) : std::string(),
                 p.left_free > 0 ? text(" leaving ", p.left_free) : std::string());
 }
 
 std::optional<HopperMatmul> own_problem(const MatmulProblem& p) {
     const MatmulRow& row = matmul_rows[p.row];
     if (row.input != CUDA_R_16BF || row.output != CUDA_R_16BF || row.transpose_b != CUBLAS_OP_N) return std::nullopt;
+    if (p.count > 1) return std::nullopt;
     HopperMatmul own{};
     switch (row.epilogue) {
         case CUBLASLT_EPILOGUE_DEFAULT:
@@ -75,9 +79,15 @@ MatmulPlan::~MatmulPlan() {
     if (desc) cublasLtMatmulDescDestroy(desc);
 }
 
-void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m,
+void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m, int count,
                    const std::string& name) {
     cublas_check(cublasLtMatrixLayoutCreate(layout, type, static_cast<std::uint64_t>(m.rows),
                                             static_cast<std::uint64_t>(m.cols), m.ld),
                  "layout of " + name);
+    if (count == 1) return;
+    auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
+        cublas_check(cublasLtMatrixLayoutSetAttribute(*layout, attribute, &value, sizeof value), "layout of " + name);
+    };
+    set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, std::int32_t{count});
+    set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, m.next);
 }

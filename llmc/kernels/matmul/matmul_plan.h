@@ -19,18 +19,16 @@ void cublas_check(cublasStatus_t status, const std::string& what);
 // Returns the largest power of two that divides the address, at most 256 bytes, the most that cuBLASLt asks about.
 std::uint32_t alignment_bytes(const void* pointer);
 
-// A matrix as cuBLASLt sees it: `rows` adjacent elements, `cols` times, `ld` elements apart.
+// A matrix as cuBLASLt sees it: `rows` adjacent elements, `cols` times, `ld` elements apart; in a batch the next one is
+// `next` elements away.
 struct MatmulOperand {
-    std::int64_t rows, cols, ld;
+    std::int64_t rows, cols, ld, next;
     std::uint32_t alignment;
     auto operator<=>(const MatmulOperand&) const = default;
 };
 
-MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride);
-
-// Returns the bytes a multiplication moves, each operand once (bias not counted).
-std::size_t bytes_of(const MatmulRow& row, const MatmulOperand& a, const MatmulOperand& b, const MatmulOperand& d,
-                     bool accumulate);
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                     std::int64_t next = 0);
 
 // Everything that a plan depends on.
 struct MatmulProblem {
@@ -39,10 +37,14 @@ struct MatmulProblem {
     MatmulOperand a, b, d;
     std::uint32_t c_alignment, epilogue_alignment;   // alignments of the added matrix; of bias and aux
     int left_free = 0;                               // multiprocessors left free
+    int count = 1;                                   // products in a batch
     auto operator<=>(const MatmulProblem&) const = default;
 };
 
 std::string describe(const MatmulProblem& p, bool tf32);   // for messages
+
+// Returns the bytes that its multiplication moves, each operand once (bias not counted).
+std::size_t bytes_of(const MatmulProblem& p);
 
 // Returns the problem for the kernels of matmul_hopper.h, without its pointers, or nothing if they cannot compute it.
 std::optional<HopperMatmul> own_problem(const MatmulProblem& p);
@@ -82,5 +84,5 @@ struct MatmulPlan {
     }
 };
 
-void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m,
+void create_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, const MatmulOperand& m, int count,
                    const std::string& name);

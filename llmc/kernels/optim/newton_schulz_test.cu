@@ -44,9 +44,9 @@ void check_singular_values(MuonCoefficients which, double lowest, double highest
     const auto other = test.tensor<Real>(Doubles(rows * cols)), gram = test.tensor<Real>(Doubles(n * n)),
                polynomial = test.tensor<Real>(Doubles(n * n));
     Matmul matmul(test.arena);
-    orthogonalize<Real>(matmul, matrix.data(), static_cast<int>(rows), static_cast<int>(cols), how,
+    orthogonalize<Real>(matmul, matrix.data(), {static_cast<int>(rows), static_cast<int>(cols), 1, 0}, how,
                         {other.data(), gram.data(), polynomial.data()}, test.stream);
-    const Doubles result = reflected(matrix.values(), rows, cols);
+    const Doubles result = reflected(other.values(), rows, cols);
     double least = 1e9, most = 0, beside = 0;
     for (std::size_t i = 0; i < rows * cols; i++) {
         if (i / cols == i % cols) {
@@ -69,4 +69,52 @@ TEST_CASE("newton-schulz: singular values from 0.01 to 1 come near 1 in five ite
         check_singular_values<float>(MuonCoefficients::polar_express, 0.859, 1.141, rows, cols, 5e-4);
         check_singular_values<bf16>(MuonCoefficients::quintic, 0.978, 1.032, rows, cols, 0.1);
     }
+}
+
+namespace {
+
+// Returns what becomes of `count` matrices in batches of `together`.
+template <class Real>
+Doubles made_orthogonal(const Doubles& x, int rows, int cols, int count, int together) {
+    KernelTest test;
+    MatrixBatch batch{rows, cols, together, static_cast<std::int64_t>(x.size()) / count};
+    const auto matrices = test.tensor<Real>(x), other = test.tensor<Real>(Doubles(x.size()));
+    const auto squares = static_cast<std::size_t>(together * batch.next_square());
+    const auto grams = test.tensor<Real>(Doubles(squares)), polynomials = test.tensor<Real>(Doubles(squares));
+    Matmul matmul(test.arena);
+    for (int first = 0; first < count; first += together) {
+        orthogonalize<Real>(matmul, matrices.data() + first * batch.next, batch,
+                            newton_schulz(MuonCoefficients::quintic),
+                            {other.data() + first * batch.next, grams.data(), polynomials.data()}, test.stream);
+    }
+    Doubles result;
+    const Doubles all = other.values();
+    for (int i = 0; i < count; i++) {   // without what lies between two matrices
+        const auto begin = all.begin() + static_cast<std::ptrdiff_t>(i * batch.next);
+        result.insert(result.end(), begin, begin + rows * cols);
+    }
+    return result;
+}
+
+template <class Real>
+void check_batches() {
+    for (const auto& [rows, cols] : {std::pair(40, 40), std::pair(24, 56), std::pair(56, 24), std::pair(11, 13)}) {
+        constexpr int count = 6;
+        Doubles x(static_cast<std::size_t>(count * ((rows * cols + 7) / 8 * 8)));
+        for (std::size_t i = 0; i < x.size(); i++) {
+            x[i] = std::sin(static_cast<double>(i * i)) / std::sqrt(static_cast<double>(rows * cols));
+        }
+        CAPTURE(rows);
+        CAPTURE(cols);
+        const Doubles alone = made_orthogonal<Real>(x, rows, cols, count, 1);
+        CHECK(made_orthogonal<Real>(x, rows, cols, count, 2) == alone);
+        CHECK(made_orthogonal<Real>(x, rows, cols, count, count) == alone);
+    }
+}
+
+}   // namespace
+
+TEST_CASE("newton-schulz: matrices in a batch become what each of them becomes alone, to the bit") {
+    check_batches<float>();
+    check_batches<bf16>();
 }
