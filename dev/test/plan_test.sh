@@ -19,7 +19,7 @@ near() {   # NAME A B: to the four digits that text has
 layout=(--dp 2 --pp 2 --zero 1 --total-batch 2048 --recompute block)
 expect 0 "parameters: 3323392 with padding, 3320320 without" "${plan[@]}" "${layout[@]}" --tokens 20x --price 2.5
 cp "$work/out" "$work/text"
-for words in '^training: 6.647e\+07 tokens \(20.0 per parameter\)' '^layout: 4 devices \(H100\), --dp 2 --tp 1 --pp 2' \
+for words in '^training: 6.647e\+07 tokens \(20.0 per parameter\)' '^layout: 4 devices \(H100\), --tp 1 --pp 2 --dp 2 --zero 1 --recompute block, ' \
     '^memory of pipeline stage 0: ' '^memory of pipeline stage 1: ' '^  parameters ' '^  the fewest devices that hold it.*: 1$' '^  it fits$' \
     '^step: .* ms compute; bubble ' '^  dp  *2 ranks' '^  pp  *2 ranks' '^speed: .* MFU ' '^time: .* days, .* GPU-hours, .* at 2.5 each$' \
     '^failures: one in ' '^nearest limits:$' '^ +[0-9]+% of what is allowed: .*; relieved by '; do
@@ -135,7 +135,7 @@ grep -qE ' ms (replayed|formula ) +--tp .* the fastest that fits$' "$work/out" &
 verdict $? "reasons of the search: $(head -n 20 "$work/out")"
 best=$(sed -nE 's/^ .* (--tp [0-9]+ --pp [0-9]+ --dp [0-9]+) .*the fastest that fits$/\1/p' "$work/out")
 read -r _ tp _ pp _ dp <<<"$best"
-grep -qF -- "--dp $dp --tp $tp --pp $pp " <(grep '^layout: 8 devices' "$work/out")
+grep -qF -- "--tp $tp --pp $pp --dp $dp " <(grep '^layout: 8 devices' "$work/out")
 verdict $? "what is planned is the best, $best: $(grep '^layout' "$work/out")"
 expect 0 " GiB" "$train_gpt" plan --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
 grep -q 'does not fit: [0-9.]* of [0-9.]* GiB' "$work/out"
@@ -149,6 +149,15 @@ for words in 'the fewest devices that hold it, with a layout of their own: [0-9]
     verdict $? "what fits nowhere is planned, and how many devices hold it is said: $words"
 done
 expect 0 "by closed forms: a rank has too much memory to be recorded" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --processes 1 --total-batch 1024
+keeps() {   # PATTERN OPTIONS...: what is given stays in every row
+    expect 0 "layouts divide; the best of them:" "$train_gpt" plan "${model[@]}" --heads 8 --gpu H100 --micro-batch 1 --seq-len 2048 \
+        --search 1 --processes 8 --total-batch 16384 "${@:2}"
+    ! grep -E '^ .* ms (replayed|formula ) ' "$work/out" | grep -vE -- "$1"
+    verdict $? "what is given stays, ${*:2}: $(head -n 20 "$work/out")"
+}
+keeps '--cp 4 --cp-mode hybrid --cp-ulysses 2 ' --cp 4 --cp-mode hybrid --cp-ulysses 2
+keeps '--cp 4 --cp-mode ulysses ' --cp 4 --cp-mode ulysses --cp-ulysses 4
+keeps '--tp 2 .* --zero 3 ' --tp 2 --zero 3
 refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
 
 # ---- a machine that is measured, a plan for it, and the run

@@ -436,9 +436,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
-    for (const char* const name : {"--cp", "--ep", "--pp-schedule", "--pp-chunks", "--pp-warmup"}) {
-        if (given.contains(name)) o.plan.kept.insert(name);
-    }
+    for (const auto& [name, value] : given) o.plan.kept.insert(name);
     check_predicted(verb, o, beside.layout == LayoutChoice::auto_);
     result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
                                         [&](const char* name) { return given.contains(name); });

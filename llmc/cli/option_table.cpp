@@ -302,8 +302,8 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     taken_by(train, check, evaluate);
     is_taken_ = verb_ == train;
     choice("--layout", beside.layout,
-           "auto: --tp, --pp, --dp, --cp, --ep, --pp-schedule, --pp-chunks, --zero and --recompute, where they are not "
-           "given, are those of the fastest layout that `train_gpt plan --search` finds")
+           "auto: of --tp, --pp, --dp, --cp, --cp-mode, --ep, --pp-schedule, --pp-chunks, --zero and --recompute those "
+           "not given are set as `train_gpt plan --search` finds")
         .not_in_files();
     taken_by(train, check, evaluate);
     number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");

@@ -45,6 +45,19 @@ TEST_CASE_TEMPLATE("init: normal numbers are those of the counter, whatever piec
     CHECK(same_bits(shard.raw(), std::vector<Real>(part.begin() + 12 + 5, part.begin() + 12 + 5 + 50)));
 }
 
+TEST_CASE("init: a walk over elements of a span meets those that each has by itself") {
+    for (const std::uint32_t length : {0u, 1u, 5u, 12u}) {
+        for (std::uint32_t phase = 0; phase < std::max(length, 1u); phase++) {
+            const GlobalSpan span{100 + phase, 36, length, phase};
+            for (std::int64_t first = 0; first < 30; first++) {
+                GlobalWalk walk(span, first);
+                for (std::int64_t i = first; i < first + 30; i++, walk.next())
+                    REQUIRE(walk.element() == span.element(i));
+            }
+        }
+    }
+}
+
 TEST_CASE("init: other seeds and tensors give other numbers") {
     CHECK(random_key(1, 2) != random_key(2, 1));
     CHECK(random_key(1, 2) != random_key(1, 3));

@@ -27,7 +27,9 @@ float muon_scale(const TensorSpec& tensor, int block, MuonScale scale) {
 }
 
 MuonMatrices::MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
-    : stage_(stage), iterations_(newton_schulz(options.muon_coefficients)) {
+    : stage_(stage),
+      iterations_(newton_schulz(options.muon_coefficients)),
+      batch_elements_(options.muon_batch_elements) {
     const RankLayout& place = stage.storage().place();
     const bool cut_by_zero = place.zero_stage > (place.assigns_matrices ? 1 : 0);
     const AxisSet team = cut_by_zero ? copy_axes : AxisSet{Axis::tp};
@@ -91,7 +93,7 @@ void MuonMatrices::make_batches() {
     }
     for (const auto& [size, all] : by_size) {
         const std::int64_t next = room_for(std::int64_t{size.first} * size.second);
-        const auto together = static_cast<std::size_t>(std::max<std::int64_t>(1, kBatchElements / next));
+        const auto together = static_cast<std::size_t>(std::max<std::int64_t>(1, batch_elements_ / next));
         for (std::size_t begin = 0; begin < all.size(); begin += together) {
             const std::size_t end = std::min(begin + together, all.size());
             batches_.push_back(
@@ -115,50 +117,38 @@ void MuonMatrices::place_batches() {
     }
 }
 
-// Lays out this rank's parts, and those that others send it.
-void MuonMatrices::place_parts() {
-    for (Matrix& matrix : matrices_) {
-        for (Part& part : matrix.parts) {
-            if (ranks_ == 1) part.offset = matrix.offset;   // one part each
-            if (part.holder == rank_) parts_size_ += room_for(part.count);
-            part.arrived = arrived_size_;
-            if (matrix.owner == rank_ && part.holder != rank_) arrived_size_ += room_for(part.count);
-        }
-    }
-}
-
 void MuonMatrices::allocate(Arena& arena) {
     make_batches();
     place_batches();
-    place_parts();
     auto buffer = [&](const char* name, std::int64_t elements) {
         return arena.allocate<floatX>(text("muon/", name), static_cast<std::size_t>(elements));
     };
     std::int64_t squares = 0;
     for (const Batch& batch : batches_) squares = std::max(squares, batch.size.count * batch.size.next_square());
-    const std::int64_t whole = batches_.empty() ? 0 : batches_.back().offset + batches_.back().elements();
-    whole_ = buffer("matrices", whole);
+    whole_ = buffer("matrices", batches_.empty() ? 0 : batches_.back().offset + batches_.back().elements());
     grams_ = buffer("gram matrices", squares);
     polynomials_ = buffer("polynomials", squares);
     if (ranks_ == 1) return;
-    parts_ = buffer("parts", parts_size_);
-    arrived_ = buffer("arrived parts", arrived_size_);
-    make_moves(arena);
-}
-
-void MuonMatrices::make_moves(Arena& arena) {
-    for (const bool back : {false, true}) {
-        Moves& moves = moves_[back];
-        for (const Matrix& matrix : matrices_) {
-            if (matrix.owner != rank_) continue;
-            floatX* const whole = whole_.data() + (back ? matrix.orthogonal : matrix.offset);
-            for (const Part& part : matrix.parts)
-                moves.pieces.push_back({at_owner(part), whole, part.span, part.count});
+    std::int64_t parts = 0, arrived = 0;
+    for (Matrix& matrix : matrices_) {
+        for (Part& part : matrix.parts) {
+            part.arrived = arrived;
+            if (part.holder == rank_) parts += room_for(part.count);
+            if (matrix.owner == rank_ && part.holder != rank_) arrived += room_for(part.count);
         }
-        moves.blocks = number_blocks(moves.pieces, kElementwiseBlock);
-        moves.on_device = arena.allocate<MatrixPiece<floatX>>("muon/moves", moves.pieces.size());
-        moves.on_device.upload(moves.pieces, stage_.stream());
     }
+    parts_ = buffer("parts", parts);
+    arrived_ = buffer("arrived parts", arrived);
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.owner != rank_) continue;
+        floatX *const before = whole_.data() + matrix.offset, *const after = whole_.data() + matrix.orthogonal;
+        for (const Part& part : matrix.parts) {
+            moves_.pieces.push_back({at_owner(part), before, after, part.span, part.count});
+        }
+    }
+    moves_.blocks = number_blocks(moves_.pieces, kElementwiseBlock);
+    moves_.on_device = arena.allocate<MatrixPiece<floatX>>("muon/moves", moves_.pieces.size());
+    moves_.on_device.upload(moves_.pieces, stage_.stream());
 }
 
 // Returns the address of a part on this rank, which owns its matrix.
@@ -197,15 +187,14 @@ void MuonMatrices::exchange(bool back) {
 }
 
 void MuonMatrices::move(bool back) {
-    const Moves& moves = moves_[back];
-    if (moves.blocks == 0) return;
-    Launch where{dim3(blocks_for(moves.blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
-    where.reads(moves.on_device.data(), moves.on_device.bytes());
+    if (moves_.blocks == 0) return;
+    Launch where{dim3(blocks_for(moves_.blocks, 1)), dim3(kElementwiseThreads), 0, stage_.stream()};
+    where.reads(moves_.on_device.data(), moves_.on_device.bytes());
     for (const DeviceBuffer<floatX>* buffer : {&parts_, &arrived_, &whole_}) {
         where.reads(buffer->data(), buffer->bytes());
         if ((buffer == &whole_) != back) where.writes(buffer->data(), buffer->bytes());
     }
-    launch(move_pieces_kernel<floatX>, where, moves.on_device.data(), static_cast<int>(moves.pieces.size()), back);
+    launch(move_pieces_kernel<floatX>, where, moves_.on_device.data(), static_cast<int>(moves_.pieces.size()), back);
 }
 
 void MuonMatrices::orthogonalize() {

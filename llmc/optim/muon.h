@@ -6,25 +6,23 @@
 // the costliest first, each to the rank with the least so far. Parts of the normalised direction travel to the owner
 // and come back orthogonal, both times in the parameters' type: for P elements of matrices over n ranks about 4fP/n
 // bytes a rank in bf16, 8fP/n in fp32, f = (n - 1) / n; to the byte, twice the Parts that an owner does not keep
-// itself. An owner starts from the same matrix however it was cut, so ZeRO 0 and 1, and 2 and 3, give the same bits.
+// itself. An owner starts from the same matrix however it was cut, so ZeRO 0 and 1, and 2 and 3, give the same bits, on
+// a GPU if the library takes the same algorithm for other batches.
 //
-// Matrices of one size are multiplied together in batches of at most kBatchElements elements, or of a single one. The
-// batches lie one behind another in memory, the largest first, behind room for the largest. The results of each take
-// the place right before it, where the batch before has been: nothing is copied back.
+// Matrices of one size are multiplied together in batches of at most OptimizerOptions::muon_batch_elements, or of a
+// single one. The batches lie one behind another in memory, the largest first, behind room for the largest. The results
+// of each take the place right before it, where the batch before has been: nothing is copied back.
 //
 // The blocks of a matrix's rows (q, k, v) are matrices of their own. Under tp a matrix must be cut over its ranks.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "llmc/kernels/optim/newton_schulz.cuh"
 #include "llmc/model/stage/stage.h"
 #include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/training_groups.h"
-
-constexpr std::int64_t kBatchElements = 1 << 24;   // 28 matrices of 768 x 768, which fill a large GPU
 
 // Returns how far a block of rows moves, from the sizes of the whole matrix, never of a shard.
 float muon_scale(const TensorSpec& tensor, int block, MuonScale scale);
@@ -33,7 +31,7 @@ class MuonMatrices {
 public:
     MuonMatrices(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups);
 
-    // Where this rank's part of a block of rows must be put, and where it is after orthogonalize(); null if it has
+    // Places of this rank's part of a block of rows: where it must be put, and after orthogonalize(). Null if it has
     // none.
     struct Place {
         floatX *before = nullptr, *after = nullptr;
@@ -49,7 +47,7 @@ public:
 private:
     struct Part {
         int holder;             // rank of the team
-        std::int64_t offset;    // in the holder's parts; with one rank in the team in its whole matrices
+        std::int64_t offset;    // in the holder's parts
         std::int64_t arrived;   // in the owner's arrived parts, if that is another rank
         GlobalSpan span;        // its elements of the matrix
         std::int64_t count;
@@ -78,9 +76,7 @@ private:
     void assign_owners();
     void make_batches();
     void place_batches();
-    void place_parts();
     void allocate(Arena& arena);
-    void make_moves(Arena& arena);
     void exchange(bool back);
     void move(bool back);
     void orthogonalize_owned();
@@ -88,12 +84,12 @@ private:
 
     Stage& stage_;
     NewtonSchulz iterations_;
+    std::int64_t batch_elements_;
     Communicator* team_;   // null: this rank alone
     int rank_, ranks_;     // in the team
     std::vector<Matrix> matrices_;
-    std::vector<Batch> batches_;                       // of the matrices that it owns
-    std::int64_t parts_size_ = 0, arrived_size_ = 0;   // elements
-    DeviceBuffer<floatX> parts_, arrived_, whole_;     // its parts, others' parts of matrices it owns, these matrices
-    DeviceBuffer<floatX> grams_, polynomials_;         // NewtonSchulzScratch
-    std::array<Moves, 2> moves_;                       // to whole matrices, and back
+    std::vector<Batch> batches_;                     // matrices that it owns
+    DeviceBuffer<floatX> parts_, arrived_, whole_;   // its parts, others' parts of matrices it owns, these matrices
+    DeviceBuffer<floatX> grams_, polynomials_;       // NewtonSchulzScratch
+    Moves moves_;
 };

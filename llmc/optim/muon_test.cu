@@ -49,6 +49,8 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
         Rank rank(Layout{});
         Stage& stage = rank.stage();
         OptimizerOptions options;
+        // the second time several batches of a size, and batches of several sizes: 5, 5 and 2 squares, single others
+        if (scale == MuonScale::match_rms_adamw) options.muon_batch_elements = 5 * 48 * 48;
         options.optimizer = OptimizerKind::muon;
         options.muon_scale = scale;
         options.lr = 1.0f, options.muon_lr = 0.5f;

@@ -40,6 +40,7 @@ struct OptimizerOptions {
     float muon_lr = 0.02f, muon_momentum = 0.95f;
     MuonCoefficients muon_coefficients = MuonCoefficients::quintic;
     MuonScale muon_scale = MuonScale::original;
+    std::int64_t muon_batch_elements = 1 << 24;   // multiplied together at most
     float weight_decay = 0.0f;
     float grad_clip = 1.0f;   // largest norm of all gradients; 0: no clipping
     float ema = 0;            // decay of the average of weights; 0: none is kept

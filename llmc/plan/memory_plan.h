@@ -22,7 +22,7 @@ PlannedRun planned_run(const Options& options);
 ModelConfig planned_model(const Options& options);
 
 // Returns a counting arena with the allocations of the rank that takes most in a pipeline stage, as counted_run counts
-// them.
+// them. With Muon under ZeRO 2, 3 or tp ranks differ by the matrices that they own, and this is the first.
 Arena fullest_rank(const PlannedRun& run, int stage, Recompute recompute);
 
 // Returns the stages one of which takes the most memory of all: the first, which keeps most micro-batches; the second,

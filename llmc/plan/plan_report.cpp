@@ -1,5 +1,6 @@
 #include "llmc/base/log.h"
 #include "llmc/plan/plan.h"
+#include "llmc/plan/search.h"
 #include "llmc/plan/training_cost.h"
 #include "llmc/run/option_names.h"
 
@@ -49,11 +50,8 @@ std::string plan_text(const Plan& plan) {
         "training: %.4g tokens (%.1f per parameter), %.3e FLOPs; for so many the scaling law has %.3g "
         "parameters and %.3g tokens\n",
         plan.tokens, plan.tokens / plan.parameters, plan.flops, plan.best.parameters, plan.best.tokens);
-    out += formatted(
-        "layout: %d devices (%s), --dp %d --tp %d --pp %d --cp %d --ep %d --zero %d --recompute %s, "
-        "%d micro-batches of %d x %d tokens\n",
-        plan.run.mesh.size(), plan.machine.name.c_str(), o.dp, o.tp, o.pp, o.cp, o.ep, o.zero,
-        name_of(o.recompute.value()), o.micro_steps(), o.micro_batch, o.seq_len);
+    out += formatted("layout: %d devices (%s), %s, %d micro-batches of %d x %d tokens\n", plan.run.mesh.size(),
+                     plan.machine.name.c_str(), layout_text(o).c_str(), o.micro_steps(), o.micro_batch, o.seq_len);
     out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
                      1e-12 * plan.machine.best_matmul(), 1e-9 * plan.machine.copy_bytes_per_second,
                      1e-9 * plan.machine.intra.bytes_per_second, 1e-9 * plan.machine.inter.bytes_per_second,
@@ -117,10 +115,12 @@ std::string plan_json(const Plan& plan) {
                                  {"flops", plan.flops},
                                  {"devices", plan.run.mesh.size()},
                                  {"machine", to_json(plan.machine)},
+                                 {"layout", layout_text(plan.run.options)},
                                  {"recompute", name_of(plan.run.options.recompute.value())},
                                  {"memory", Json::array(memory)},
                                  {"fits", plan.fits()},
                                  {"fewest_devices", plan.fewest_devices ? Json(*plan.fewest_devices) : Json()},
+                                 {"replayed", plan.replayed},
                                  {"step_seconds", plan.step.seconds},
                                  {"computing_seconds", plan.step.computing},
                                  {"exposed_seconds", plan.step.exposed},

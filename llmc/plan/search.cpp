@@ -146,8 +146,17 @@ double most_bytes(const Candidate& candidate) {
     return most;
 }
 
-// Counts the memory of layouts in their order, until enough fit; after many of them only of those with the most --zero
-// and --recompute listed, which take the least. Returns those that fit with the simulator's time, by that.
+// True if its closed form is within a tenth of a replay; others can be 40% too fast.
+bool is_exact(const Candidate& candidate) {
+    const Options& o = candidate.run.options;
+    return o.cp == 1 && o.ep == 1 && o.pp_schedule == PipelineKind::one_f_one_b;
+}
+
+constexpr int kExactWanted = 2;   // layouts with exact closed forms, which the others may hide
+
+// Counts the memory of layouts in their order, until enough fit, and of those with exact closed forms until
+// kExactWanted fit; after many of them only of those with the most --zero and --recompute listed, which take the least.
+// Returns those that fit with the simulator's time, by that.
 std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine,
                                        const SearchEffort& effort) {
     constexpr int kTogether = 16;
@@ -159,17 +168,23 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     }
     auto is_lean = [&](const Options& o) { return o.recompute == level && (o.zero == zero || o.dp * o.cp == 1); };
     std::vector<Candidate*> fitting;
-    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < effort.wanted;) {
+    auto enough = [&] { return static_cast<int>(fitting.size()) >= effort.wanted; };
+    int exact = 0;
+    for (std::size_t next = 0; next < all.size() && !(enough() && exact >= kExactWanted);) {
         std::vector<Candidate*> together;
         for (; next < all.size() && static_cast<int>(together.size()) < kTogether; next++) {
-            if (next < effort.counts_all || is_lean(all[next].run.options)) together.push_back(&all[next]);
+            const bool is_wanted = !enough() || is_exact(all[next]);
+            const bool is_counted = next < effort.counts_all || is_lean(all[next].run.options);
+            if (is_wanted && is_counted) together.push_back(&all[next]);
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
             Candidate& candidate = *together[static_cast<std::size_t>(i)];
             candidate.bytes = most_bytes(candidate);
         });
         for (Candidate* const candidate : together) {
-            if (candidate->fits(machine)) fitting.push_back(candidate);
+            if (!candidate->fits(machine)) continue;
+            fitting.push_back(candidate);
+            exact += is_exact(*candidate) ? 1 : 0;
         }
     }
     on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
@@ -183,16 +198,9 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     return fitting;
 }
 
-// True if its closed form is within a tenth of a replay; others can be 40% too fast.
-bool is_exact(const Candidate* candidate) {
-    const Options& o = candidate->run.options;
-    return o.cp == 1 && o.ep == 1 && o.pp_schedule == PipelineKind::one_f_one_b;
-}
-
 // Replays the first `count` of the candidates, two at a time, unless they are replayed; passes over those whose lower
-// bound is not below the best so far.
-void replay_first(const std::vector<Candidate*>& candidates, const Machine& machine, int count) {
-    double best = std::numeric_limits<double>::infinity();
+// bound is not below the best so far, in seconds.
+void replay_first(const std::vector<Candidate*>& candidates, const Machine& machine, int count, double& best) {
     for (std::size_t next = 0; next < candidates.size() && count > 0;) {
         std::vector<Candidate*> together;
         for (; next < candidates.size() && static_cast<int>(together.size()) < std::min(2, count); next++) {
@@ -210,12 +218,13 @@ void replay_first(const std::vector<Candidate*>& candidates, const Machine& mach
     }
 }
 
-// Replays the best candidates, and the best two of those with exact closed forms, which the others may hide.
+// Replays the best candidates, and the best of those with exact closed forms.
 void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine, int replays) {
-    replay_first(fitting, machine, replays);
+    double best = std::numeric_limits<double>::infinity();
+    replay_first(fitting, machine, replays, best);
     std::vector<Candidate*> exact = fitting;
-    std::erase_if(exact, [](const Candidate* candidate) { return !is_exact(candidate); });
-    replay_first(exact, machine, std::min(2, replays));
+    std::erase_if(exact, [](const Candidate* candidate) { return !is_exact(*candidate); });
+    replay_first(exact, machine, std::min(kExactWanted, replays), best);
 }
 
 // Returns the main reason why a candidate loses against the best.
@@ -264,7 +273,7 @@ bool keeps_given(const Options& o, const Options& other, const std::function<boo
     const bool one_stage = other.pp == 1 && o.pp_schedule != PipelineKind::interleaved;   // which has no schedule
     return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
            is_kept("--cp", other.cp == o.cp) && is_kept("--cp-mode", whole_sequences || other.cp_mode == o.cp_mode) &&
-           is_kept("--cp-ulysses", whole_sequences || other.cp_ulysses == o.cp_ulysses) &&
+           is_kept("--cp-ulysses", whole_sequences || other.ulysses() == o.ulysses()) &&
            is_kept("--dp", o.dp == 0 || other.dp == o.dp) && is_kept("--ep", other.ep == o.ep) &&
            is_kept("--zero", other.zero == o.zero) &&
            is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&

@@ -46,7 +46,7 @@ struct PlanOptions {
     std::string tokens;                   // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
     double price = 0;                     // per GPU-hour
     bool search = false, json = false;
-    std::set<std::string> kept;   // options whose values --search keeps
+    std::set<std::string> kept;   // options that were given: --search keeps theirs
     std::string svg;              // file for the picture
     std::string compare;          // folder of a run
 };

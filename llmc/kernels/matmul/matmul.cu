@@ -115,9 +115,10 @@ template <class T>
 void Matmul::forward(T* out, const T* in, const T* weight, const T* bias, const MatmulShape& s, cudaStream_t stream) {
     const MatmulRow* const row =
         bias ? forward_row<T, CUBLASLT_EPILOGUE_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride, s.batch.out), weight,
-               matrix(weight, s.K, s.N, s.weight_stride, s.batch.weight), in,
-               matrix(in, s.K, s.M, s.in_stride, s.batch.in), bias, nullptr, nullptr, stream, s.batch.count);
+    impl_->run(row, out, matrix(out, s.N, s.M, s.out_stride, s.batch.count, s.batch.out), weight,
+               matrix(weight, s.K, s.N, s.weight_stride, s.batch.count, s.batch.weight), in,
+               matrix(in, s.K, s.M, s.in_stride, s.batch.count, s.batch.in), bias, nullptr, nullptr, stream,
+               s.batch.count);
 }
 
 template <class T>
@@ -162,10 +163,10 @@ template <class T>
 void Matmul::input_gradient(T* dinp, const T* dout, const T* weight, const MatmulShape& s, bool accumulate,
                             cudaStream_t stream) {
     constexpr auto row = input_gradient_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride, s.batch.in), weight,
-               matrix(weight, s.K, s.N, s.weight_stride, s.batch.weight), dout,
-               matrix(dout, s.N, s.M, s.out_stride, s.batch.out), nullptr, nullptr, accumulate ? dinp : nullptr, stream,
-               s.batch.count);
+    impl_->run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride, s.batch.count, s.batch.in), weight,
+               matrix(weight, s.K, s.N, s.weight_stride, s.batch.count, s.batch.weight), dout,
+               matrix(dout, s.N, s.M, s.out_stride, s.batch.count, s.batch.out), nullptr, nullptr,
+               accumulate ? dinp : nullptr, stream, s.batch.count);
 }
 
 template <class T>
@@ -188,9 +189,10 @@ template <class T, class G>
 void Matmul::weight_gradient(G* dweight, const T* dout, const T* in, const MatmulShape& s, bool accumulate,
                              cudaStream_t stream) {
     constexpr auto row = weight_gradient_row<T, G, CUBLASLT_EPILOGUE_DEFAULT>;
-    impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride, s.batch.weight), in,
-               matrix(in, s.K, s.M, s.in_stride, s.batch.in), dout, matrix(dout, s.N, s.M, s.out_stride, s.batch.out),
-               nullptr, nullptr, accumulate ? dweight : nullptr, stream, s.batch.count);
+    impl_->run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride, s.batch.count, s.batch.weight), in,
+               matrix(in, s.K, s.M, s.in_stride, s.batch.count, s.batch.in), dout,
+               matrix(dout, s.N, s.M, s.out_stride, s.batch.count, s.batch.out), nullptr, nullptr,
+               accumulate ? dweight : nullptr, stream, s.batch.count);
 }
 
 template <class T, class G>

@@ -15,8 +15,9 @@ std::uint32_t alignment_bytes(const void* pointer) {
     return address == 0 ? 256u : static_cast<std::uint32_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
 }
 
-MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t next) {
-    return {rows, cols, stride ? stride : rows, next, alignment_bytes(data)};
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride, int count,
+                     std::int64_t next) {
+    return {rows, cols, stride ? stride : rows, count > 1 ? next : 0, alignment_bytes(data)};
 }
 
 std::size_t bytes_of(const MatmulProblem& p) {

@@ -27,7 +27,8 @@ struct MatmulOperand {
     auto operator<=>(const MatmulOperand&) const = default;
 };
 
-MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+// Returns the operand; `next` has no meaning if `count` is 1, and is 0 then.
+MatmulOperand matrix(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t stride, int count = 1,
                      std::int64_t next = 0);
 
 // Everything that a plan depends on.

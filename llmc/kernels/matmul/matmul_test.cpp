@@ -1,6 +1,7 @@
 // Every row of matmul_rows, and the bias gradient, against plain double loops; and what must be refused.
 
 #include "llmc/kernels/matmul/matmul.h"
+#include "llmc/kernels/matmul/matmul_plan.h"
 
 #include <doctest/doctest.h>
 
@@ -349,6 +350,8 @@ TEST_CASE("matmul: algorithms are listed once per problem and are taken back") {
     std::vector<MatmulAlgorithm> chosen = matmul.algorithms();
     REQUIRE(chosen.size() == 2);
     CHECK(chosen[0].problem < chosen[1].problem);
+    CHECK(matrix(in.data(), 8, 16, 0, 1, 128) == matrix(in.data(), 8, 16, 0));   // a batch of one is no other problem
+    CHECK(matrix(in.data(), 8, 16, 0, 2, 128) != matrix(in.data(), 8, 16, 0, 2, 136));
 
     Matmul other(device.arena);
     other.use_algorithms(chosen);

@@ -92,11 +92,11 @@ void orthogonalize(Matmul& matmul, Real* x, const MatrixBatch& batch, const Newt
     }
 }
 
-// A piece of a matrix: consecutive elements of a buffer; `span` gives their places in the matrix. Both are on the
-// device.
+// A piece of a matrix: consecutive elements of a buffer; `span` gives their places in the matrix, and in what becomes
+// of it. All are on the device.
 template <class Real>
 struct MatrixPiece {
-    Real *piece, *matrix;
+    Real *piece, *matrix, *orthogonal;
     GlobalSpan span;   // counts from the matrix's first element
     std::int64_t count;
     std::int64_t first_block = 0;
@@ -110,11 +110,10 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     if (begin >= piece.count) return;
     GlobalWalk walk(piece.span, begin);
     for (std::int64_t i = begin; i < begin + 8 && i < piece.count; i++, walk.next()) {
-        Real& whole = piece.matrix[walk.element()];
         if (back) {
-            piece.piece[i] = whole;
+            piece.piece[i] = piece.orthogonal[walk.element()];
         } else {
-            whole = piece.piece[i];
+            piece.matrix[walk.element()] = piece.piece[i];
         }
     }
 }

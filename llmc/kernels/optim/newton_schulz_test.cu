@@ -96,8 +96,9 @@ Doubles made_orthogonal(const Doubles& x, int rows, int cols, int count, int tog
     return result;
 }
 
+// Checks batches; `allowed`: where a library takes another algorithm for them.
 template <class Real>
-void check_batches() {
+void check_batches(double allowed) {
     for (const auto& [rows, cols] : {std::pair(40, 40), std::pair(24, 56), std::pair(56, 24), std::pair(11, 13)}) {
         constexpr int count = 6;
         Doubles x(static_cast<std::size_t>(count * ((rows * cols + 7) / 8 * 8)));
@@ -107,14 +108,18 @@ void check_batches() {
         CAPTURE(rows);
         CAPTURE(cols);
         const Doubles alone = made_orthogonal<Real>(x, rows, cols, count, 1);
-        CHECK(made_orthogonal<Real>(x, rows, cols, count, 2) == alone);
-        CHECK(made_orthogonal<Real>(x, rows, cols, count, count) == alone);
+        for (const int together : {2, count}) {
+            const Doubles found = made_orthogonal<Real>(x, rows, cols, count, together);
+            double most = 0;
+            for (std::size_t i = 0; i < found.size(); i++) most = std::max(most, std::abs(found[i] - alone[i]));
+            CHECK(most <= allowed);
+        }
     }
 }
 
 }   // namespace
 
-TEST_CASE("newton-schulz: matrices in a batch become what each of them becomes alone, to the bit") {
-    check_batches<float>();
-    check_batches<bf16>();
+TEST_CASE("newton-schulz: matrices in a batch become what each of them becomes alone, on a CPU to the bit") {
+    check_batches<float>(loop_threads_may_be_one ? 0 : 1e-4);
+    check_batches<bf16>(loop_threads_may_be_one ? 0 : 0.1);
 }
