@@ -1,13 +1,18 @@
 // The whole training step, and where its time goes.
 #include "dev/bench/training_step.h"
 
+#include <cstdio>
+#include <optional>
+
 #include "dev/bench/operand.cuh"
+#include "llmc/run/option_names.h"
 
 namespace {
 
 struct StepSize {
     const char* model;
     int B, T;
+    AttentionKind attention = AttentionKind::auto_;   // auto_: as train_gpt takes without timing
 };
 
 std::vector<int> random_tokens(std::size_t count, int vocabulary, std::uint64_t key) {
@@ -42,12 +47,16 @@ void TrainingStep::update() { step_.update(++number_, 1e-4f); }
 
 namespace {
 
+std::string name_of_attention(AttentionKind kind) {
+    return kind == AttentionKind::auto_ ? "" : text(" attention=", name_of(kind));
+}
+
 // Forward, backward, norm and update of one micro-batch; flops as MFU counts them.
 void measure(Bench& bench, const StepSize& size) {
     const ModelConfig config = model_config(size.model);
     const double token_count = double{1} * size.B * size.T;
     auto timing = bench.begin({"step",
-                               text(size.model, " B=", size.B, " T=", size.T),
+                               text(size.model, " B=", size.B, " T=", size.T, name_of_attention(size.attention)),
                                {.flops = token_count * flops_per_token(config, size.T), .tokens = token_count}});
     if (!timing) return;
     StageOptions options;
@@ -55,10 +64,18 @@ void measure(Bench& bench, const StepSize& size) {
     options.T = size.T;
     options.matmul.tries = 0;   // as train_gpt does
     options.matmul.own_kernels = OwnKernels::where_they_serve;
-    TrainingStep step(size.model, options, timing->arena(), bench.stream());
+    options.attention = size.attention;
+    std::optional<TrainingStep> step;
+    try {
+        step.emplace(size.model, options, timing->arena(), bench.stream());
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::no_device) throw;
+        std::printf("SKIPPED step %s%s: %s\n", size.model, name_of_attention(size.attention).c_str(), error.what());
+        return;
+    }
     timing->measure_with_breakdown([&](int) {
-        step.gradients();
-        step.update();
+        step->gradients();
+        step->update();
     });
     CUDA_CHECK(cudaStreamSynchronize(bench.stream()));   // before its memory is freed
 }
@@ -82,6 +99,9 @@ void run(Bench& bench) {
     std::vector<StepSize> sizes;
     if (bench.on_gpu()) {
         sizes = {{"gpt2:124M", 32, 1024}, {"gpt2:1558M", 8, 1024}};
+        for (const AttentionKind kind : {AttentionKind::own, AttentionKind::own_sm90, AttentionKind::library}) {
+            sizes.push_back({"llama:1B", 4, 2048, kind});
+        }
     } else {
         sizes = {{"gpt2:124M", 4, 64}};
         if (bench.long_run()) sizes.push_back({"gpt2:124M", 1, 1024});

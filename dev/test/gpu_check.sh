@@ -145,11 +145,13 @@ look_for_sanitizer() {   # virtual machines may have the tool and refuse it the 
 
 build "build kernels sanitize ranks" bf16 "tests of kernels" build/cuda/unit_test
 step kernels "the least certain product of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test \
-    -tc='sm90: the least certain*,sm90: attention: every head size*'
+    -tc='sm90: the least certain*,sm90: attention: every head size*,sm90: attention: heads of queries share*'
 build "build speed" bf16 "train_gpt and bench, bf16" all build/cuda-bf16/bench
-bench step 90 'step*'
+bench step 90 'step gpt2*'
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
+# says which versions of cuDNN and its frontend there are, and why it is refused
+step kernels "cuDNN's attention" 60 build/cuda/unit_test build/cuda/unit_test -s -tc='library_attention*,cudnn*'
 failed_before=$failed
 # what knows no device is left out: it takes longer than all the rest
 step kernels "unit tests" 120 build/cuda/unit_test build/cuda/unit_test -tce='sm90*' \
@@ -169,6 +171,7 @@ step model "whole model bf16" 60 build/cuda-bf16/test_gpt build/cuda-bf16/test_g
 step model "training bf16" 150 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh
 step model "model tests bf16" 120 build/cuda-bf16/unit_test build/cuda-bf16/unit_test -tce='sm90*'
 step model "choice of attention of sm_90a" 60 build/cuda-bf16/unit_test build/cuda-bf16/unit_test -tc='sm90*'
+bench llama 90 'step llama*'
 bench attention 60 '*attention*'
 bench matmul 60 'matmul*'
 bench everything 180 '*'
@@ -180,6 +183,10 @@ sanitize racecheck 90 "attention and instructions" build/cuda/unit_test -tc="$ke
 sanitize synccheck 60 "attention and instructions" build/cuda/unit_test -tc="$kernels"
 sanitize initcheck 60 "attention and instructions" build/cuda/unit_test -tc="$kernels"
 sanitize racecheck 60 "reductions" build/cuda/unit_test -tc='layernorm*,classifier*,reduce*'
+sanitize memcheck 90 "experts, updates, rotary" build/cuda/unit_test \
+    -tc='grouped mma*,experts: gathered*,adamw: matches*,newton-schulz: matrices*,low rank*,rotary: pairs*'
+sanitize racecheck 90 "experts, updates, rotary" build/cuda/unit_test \
+    -tc='grouped mma*,experts: gathered*,adamw: matches*,newton-schulz: matrices*,low rank*,rotary: pairs*'
 build "sanitize" bf16 "test_gpt, bf16" build/cuda-bf16/test_gpt
 sanitize memcheck 90 "whole model bf16" build/cuda-bf16/test_gpt -tc='*golden*'
 build "build model" fp32 "train_gpt and tests of the model, fp32" all build/cuda-fp32/unit_test build/cuda-fp32/test_gpt

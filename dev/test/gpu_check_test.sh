@@ -38,7 +38,7 @@ assert set(report["machine"]) >= {"gpu", "driver", "nvcc", "gxx", "commit"}
 print(sum(step["result"] == sys.argv[2] for step in report["steps"]))' "$work/out/gpu_check.json" "$1"
 }
 
-run && tail -n 2 "$work/log" | grep -qE '^28 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 28 ] &&
+run && tail -n 2 "$work/log" | grep -qE '^32 passed, 0 failed, 0 skipped' && [ "$(in_json ok)" = 32 ] &&
     sed -n 2p "$work/out/gpu_check.txt" | grep -q 'the least certain product' && step speed ok 'speed: step  \(1234.5 tokens/s\)' && step ranks ok NCCL && grep -q '==== model: whole model' "$work/out/gpu_check.log"
 verdict $? "all parts pass: $(tail -n 30 "$work/log")"
 grep -qvE 'WARNINGS= ' "$work/made" && verdict 1 "warnings do not stop a build: $(cat "$work/made")"
@@ -56,7 +56,7 @@ verdict $? "a part that there is not"
 program build/cuda-bf16/test_gpt 'echo "a reason"; exit 3'
 run
 [ $? -eq 1 ] && grep -q '    | a reason' "$work/log" && step model FAILED 'whole model bf16  \(exit 3' &&
-    grep -qE '^26 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
+    grep -qE '^30 passed, 2 failed, 0 skipped' "$work/out/gpu_check.txt" && [ "$(in_json FAILED)" = 2 ]
 verdict $? "a step that fails, alone and under compute-sanitizer: $(tail -n 3 "$work/log")"
 program build/cuda-bf16/test_gpt 'echo "3 passed, 0 failed"'
 
@@ -91,7 +91,7 @@ for seconds in 8 120; do   # again with more where what comes before took them
     ! step kernels FAILED 'the least certain product of sm_90a' || break
 done
 [ $code -eq 1 ] && step kernels FAILED 'the least certain product of sm_90a  \(stopped after [0-9]+ s' &&
-    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 6 ]
+    step kernels SKIPPED 'unit tests +\(no time left' && step ranks SKIPPED NCCL && [ "$(in_json SKIPPED)" = 7 ]
 verdict $? "a step that hangs, and those after it: $(cat "$work/out/gpu_check.txt")"
 is_gone rank
 verdict $? "nothing of it is left"

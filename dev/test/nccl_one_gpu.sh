@@ -49,5 +49,20 @@ for ranks in 2 4; do
     on_ranks $ranks "$work/layouts$ranks.log" "$model_test" -tc='certificate: a sample*,layouts:*'
     verdict $? "$ranks ranks, layouts: $(tail -n 20 "$work/layouts$ranks.log")"
 done
+# what is least like AdamW over one group: matrices that travel to their owners, two-level sums, longer steps
+as_one() {   # NAME RANKS "OPTIONS OF BOTH" OPTIONS OF RANKS...: the losses are those of one process
+    local name=$1 ranks=$2 both out=$work/${1// /-}
+    read -ra both <<<"$3"
+    dev/test/limited.sh 120 "${run[@]}" "${both[@]}" --output-dir "$out-alone" >"$out-alone.log" 2>&1
+    verdict $? "$name, one rank: $(tail -n 3 "$out-alone.log")"
+    on_ranks "$ranks" "$out.log" "${run[@]}" "${both[@]}" "${@:4}" --output-dir "$out"
+    verdict $? "$name: $(tail -n 5 "$out.log")"
+    paste -d' ' <(losses "$out-alone") <(losses "$out") |
+        awk '{ d = ($1 - $2) / $1; if (d > 2e-3 || d < -2e-3 || NF != 2) bad = 1 } END { exit bad || NR != 10 }'
+    verdict $? "$name, losses: $(paste -d' ' <(losses "$out-alone") <(losses "$out") | tail -n 3)"
+}
+as_one "muon, tp 2" 2 "--optimizer muon" --tp 2
+as_one "muon, zero 2, groups of 2" 4 "--optimizer muon" --zero 2 --zero-group 2
+as_one "longer sequences" 2 "--seq-len-schedule 1:16,4:32,8:64" --zero 1
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -7,12 +7,14 @@
 #include "llmc/plan/plan.h"
 #include "llmc/plan/search.h"
 #include "llmc/process/startup.h"
+#include "llmc/process/world.h"
 #include "llmc/run/option_names.h"
 
 namespace {
 
 // Returns the machine that training runs on. A device's memory is divided among the ranks that share it.
 Machine own_machine(const Options& o, const LaunchEnvironment& launch, bool layout) {
+    if (launch.ranks > 1) load_kernels_at_start();
     const cudaDeviceProp device = device_properties();
     Machine machine;
     if (layout) machine = o.plan.machine.empty() ? machine_of_device(device.name) : read_machine(o.plan.machine);

@@ -1,6 +1,7 @@
 #include "llmc/process/world.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <sstream>
 
@@ -22,6 +23,8 @@ ncclUniqueId to_id(const std::string& bytes) {
 
 }   // namespace
 
+void load_kernels_at_start() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
 int open_device(int local_rank) {
     int devices = 0;
     CUDA_CHECK(cudaGetDeviceCount(&devices));
@@ -34,6 +37,8 @@ int open_device(int local_rank) {
 World::World() = default;
 
 World::World(const WorldOptions& options) {
+    if (options.startup.ranks > 1 || read_launch_environment().ranks > 1)
+        load_kernels_at_start();   // before MPI, which may call CUDA
     Startup startup = start_up(options.startup);
     place_ = startup.place;
     rendezvous_ = std::move(startup.rendezvous);

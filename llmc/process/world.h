@@ -126,6 +126,12 @@ private:
     std::map<std::string, std::vector<int>> planned_groups_;
 };
 
+// Sets what CUDA reads at its first call, which must come later: kernels are loaded then. Loading one at its first
+// launch may wait for the device (CUDA's guide, "Lazy Loading"), which may wait for another rank in a kernel of NCCL.
+// It costs time at the start and device memory, so a rank that is alone leaves it out. A CUDA_MODULE_LOADING that is
+// set stays.
+void load_kernels_at_start();
+
 // Opens the device of a local rank: the one with its number; ranks beyond the last device start again from the first,
 // which NCCL refuses unless it was told that each is a host of its own (NCCL_HOSTID). Error(no_device) where there is
 // none.
