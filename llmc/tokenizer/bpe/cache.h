@@ -119,10 +119,22 @@ public:
 
     struct Long {
         static constexpr std::uint32_t max_ids = 60 / sizeof(Id), max_length = 64;
+        static constexpr std::uint32_t together = 8;   // ids that are copied at once
+        static constexpr std::uint32_t most_written = (max_ids + together - 1) / together * together;
         Id ids[max_ids];
         std::uint16_t length;   // 0: an empty slot
         std::uint16_t count;
         char bytes[max_length];
+        // Writes up to most_written ids, of which those behind `count` mean nothing; returns where the next ones
+        // belong.
+        std::uint32_t* write(std::uint32_t* out) const {
+            for (std::uint32_t i = 0; i < count; i += together) {
+                Id copy[together];
+                std::memcpy(copy, reinterpret_cast<const char*>(this) + i * sizeof(Id), sizeof copy);
+                for (std::uint32_t j = 0; j < together; j++) out[i + j] = copy[j];
+            }
+            return out + count;
+        }
     };
     static_assert(sizeof(Long) == 128);
 
@@ -151,7 +163,10 @@ public:
     }
 
     static std::size_t long_slot(std::string_view piece) { return hash64(piece) >> (64 - long_bits); }
-    void prefetch_long(std::size_t slot) const { __builtin_prefetch(&long_[slot]); }
+    void prefetch_long(std::size_t slot) const {
+        __builtin_prefetch(&long_[slot]);
+        __builtin_prefetch(long_[slot].bytes);
+    }
     const Long* find(std::size_t slot, std::string_view piece) const {
         const Long& entry = long_[slot];
         bool same = entry.length == piece.size() && std::memcmp(entry.bytes, piece.data(), piece.size()) == 0;

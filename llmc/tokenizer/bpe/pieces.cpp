@@ -30,6 +30,7 @@ private:
     using Cache = PieceCache<Id>;
     using Short = typename Cache::Short;
     using Long = typename Cache::Long;
+    static constexpr std::size_t spare_ids = 1024;   // for long entries, beside Short::max_ids for each piece
 
     // Encodes a batch in two passes: the first computes where the cache would hold each piece and starts fetching those
     // lines, the second finds most of them there. Entries are copied whole, whatever their number of ids, into room for
@@ -45,10 +46,8 @@ private:
             if (known != nullptr && known->count() != Short::in_long) [[likely]] {
                 out = known->write(out);
             } else {
-                ids.insert(ids.end(), found_, out);
-                out = found_;
-                std::uint32_t begin = i == 0 ? begin_ : ends[i - 1];
-                encode_unknown(text.substr(begin, ends[i] - begin), i, known != nullptr, ids);
+                const std::uint32_t begin = i == 0 ? begin_ : ends[i - 1];
+                out = encode_rare(text.substr(begin, ends[i] - begin), i, known != nullptr, out, ids);
             }
         }
         ids.insert(ids.end(), found_, out);
@@ -68,34 +67,48 @@ private:
         } else {
             keys_[i] = ShortKey::none();
             slots_[i] = 0;
-            if (length <= Long::max_length) cache_.prefetch_long(Cache::long_slot(text.substr(begin, length)));
+            if (length <= Long::max_length) {
+                long_slots_[i] = static_cast<std::uint32_t>(Cache::long_slot(text.substr(begin, length)));
+                cache_.prefetch_long(long_slots_[i]);
+            }
         }
         return end;
     }
 
-    // Encodes piece number `i` of its batch, whose ids are not in the short table; `marked`: it says that the long one
-    // may have them.
-    void encode_unknown(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
-        const bool is_short = piece.size() <= ShortKey::max_length;
+    // Encodes piece number `i` of its batch, whose ids are not in its first slot; `marked`: that says that the long
+    // table may have them. Writes them to `out`, or appends all found so far and them to `ids`; returns where the next
+    // ones belong.
+    std::uint32_t* encode_rare(std::string_view piece, std::size_t i, bool marked, std::uint32_t* out, Ids& ids) {
+        const bool is_short = piece.size() <= ShortKey::max_length, fits_long = piece.size() <= Long::max_length;
         if (is_short && !marked) {
             const Short* known = cache_.find(cache_.second_slot(slots_[i]), keys_[i]);
             marked = known != nullptr;
-            if (marked && known->count() != Short::in_long) {
-                ids.insert(ids.end(), known->ids, known->ids + known->count());
-                return;
+            if (marked && known->count() != Short::in_long) return known->write(out);
+        }
+        if (is_short && marked) long_slots_[i] = static_cast<std::uint32_t>(Cache::long_slot(piece));
+        if (fits_long && (marked || !is_short)) {
+            if (const Long* known = cache_.find(long_slots_[i], piece)) {
+                if (out + Long::most_written > found_ + i * Short::max_ids + spare_ids) out = append_found(out, ids);
+                return known->write(out);
             }
         }
-        const bool may_be_long = piece.size() <= Long::max_length && (marked || !is_short);
-        if (may_be_long) {
-            if (const Long* known = cache_.find(Cache::long_slot(piece), piece)) {
-                ids.insert(ids.end(), known->ids, known->ids + known->count);
-                return;
-            }
-        }
+        out = append_found(out, ids);
+        merge(piece, i, marked, ids);
+        return out;
+    }
+
+    std::uint32_t* append_found(std::uint32_t* out, Ids& ids) {
+        ids.insert(ids.end(), found_, out);
+        return found_;
+    }
+
+    // Joins the bytes of a piece that no table has, and remembers its ids.
+    void merge(std::string_view piece, std::size_t i, bool marked, Ids& ids) {
         counts_.merged++;
         const std::size_t first = ids.size();
         model_.encode(piece, scratch_, ids);
         const std::size_t count = ids.size() - first;
+        const bool is_short = piece.size() <= ShortKey::max_length;
         if (is_short && !marked) cache_.remember(slots_[i], keys_[i], ids.data() + first, count);
         if ((!is_short || count > Short::max_ids) && piece.size() <= Long::max_length && count <= Long::max_ids) {
             cache_.remember(Cache::long_slot(piece), piece, ids.data() + first, count);
@@ -109,8 +122,8 @@ private:
     PieceCounts counts_;
     std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
-    std::uint32_t slots_[batch_pieces];
-    std::uint32_t found_[batch_pieces * Short::max_ids + 1];   // ids of pieces of the batch, not appended yet
+    std::uint32_t slots_[batch_pieces], long_slots_[batch_pieces];   // the second: of pieces too long for the first
+    std::uint32_t found_[batch_pieces * Short::max_ids + spare_ids + 1];   // ids of the batch, not appended yet
 };
 
 }   // namespace
