@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <sstream>
 
 #include "llmc/kernels/accumulate.cuh"
@@ -82,6 +83,24 @@ void collectives(TestRank& me) {
 }
 
 }   // namespace
+
+TEST_CASE("comm: kernels are loaded at the start, unless the user has said when") {
+    constexpr const char* name = "CUDA_MODULE_LOADING";
+    const char* const before = std::getenv(name);
+    const std::string kept = before != nullptr ? before : "";
+    setenv(name, "LAZY", 1);
+    load_kernels_at_start();
+    CHECK(std::getenv(name) == std::string("LAZY"));
+    unsetenv(name);
+    load_kernels_at_start();
+    REQUIRE(std::getenv(name) != nullptr);
+    CHECK(std::getenv(name) == std::string("EAGER"));
+    if (before != nullptr) {
+        setenv(name, kept.c_str(), 1);
+    } else {
+        unsetenv(name);
+    }
+}
 
 TEST_CASE("comm: what an older NCCL cannot do is said, and one that is too old is refused by its version") {
     CHECK(nccl_shortcoming(22602).empty());

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -14,7 +13,6 @@
 #include "llmc/process/free_port_testing.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/startup_testing.h"
-#include "llmc/process/world.h"
 
 using namespace startup_testing;
 
@@ -71,16 +69,6 @@ TEST_CASE("startup: what launchers put into the environment") {
     }
     Environment environment({{"RANK", "three"}, {"WORLD_SIZE", "8"}});
     CHECK_THROWS_WITH_AS(read_launch_environment(), doctest::Contains("RANK=three"), Error);
-}
-
-TEST_CASE("startup: kernels are loaded at the start, unless the user has said when") {
-    const Environment environment(Variables{{"CUDA_MODULE_LOADING", "LAZY"}});
-    load_kernels_at_start();
-    CHECK(std::getenv("CUDA_MODULE_LOADING") == std::string("LAZY"));
-    unsetenv("CUDA_MODULE_LOADING");
-    load_kernels_at_start();
-    REQUIRE(std::getenv("CUDA_MODULE_LOADING") != nullptr);
-    CHECK(std::getenv("CUDA_MODULE_LOADING") == std::string("EAGER"));
 }
 
 TEST_CASE("startup: one process alone starts nothing") {
