@@ -39,7 +39,7 @@ def documents(kind, folders):
     for path in paths:
         try:
             text = read(path)
-        except (OSError, UnicodeError, ValueError):
+        except (OSError, LookupError, UnicodeError, ValueError):   # gettext raises all of these for damaged catalogues
             continue
         mark = hashlib.blake2b(text.encode(), digest_size=8).digest()
         if text and mark not in seen:

@@ -31,6 +31,26 @@ has tiktoken && runs 'whole program.*ratio' python3 dev/reference/tokenizer_spee
 script=mixed_corpus.py
 runs "" python3 dev/reference/mixed_corpus.py code --output "$work/code.txt" --mb 0.05 --folder dev
 check "mixed_corpus.py found code" [ -s "$work/code.txt" ]
+mkdir -p "$work/catalogues"
+python3 - "$work/catalogues" <<'END'   # one that gettext reads, and one whose plural forms raise an IndexError
+import struct, sys
+def write(name, texts):
+    ids, values = b"", b""
+    at, table = 28 + 16 * len(texts), []
+    for key, value in texts:
+        table.append((len(key), len(ids), len(value), len(values)))
+        ids += key + b"\0"
+        values += value + b"\0"
+    words = [0x950412DE, 0, len(texts), 28, 28 + 8 * len(texts), 0, 0]
+    for length, place, _, _ in table: words += [length, at + place]
+    for _, _, length, place in table: words += [length, at + len(ids) + place]
+    open(f"{sys.argv[1]}/{name}.mo", "wb").write(struct.pack(f"<{len(words)}I", *words) + ids + values)
+head = b"Content-Type: text/plain; charset=UTF-8\n"
+write("good", [(b"", head), (b"yes", "да, конечно".encode())])
+write("damaged", [(b"", head + b"Plural-Forms: two\n"), (b"yes", b"ja")])
+END
+runs "" python3 dev/reference/mixed_corpus.py languages --output "$work/languages.txt" --mb 0.05 --folder "$work/catalogues"
+check "mixed_corpus.py passes over a damaged catalogue" grep -q конечно "$work/languages.txt"
 script=tokenizer_rivals.py
 runs 'code.txt.* qwen: ours' python3 dev/reference/tokenizer_rivals.py --tokenize "$tokenize" --vocab "$vocabulary" \
     --corpus "$work/english.txt" --corpus "$work/code.txt" --rounds 2
