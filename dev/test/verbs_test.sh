@@ -77,7 +77,7 @@ mkdir "$work/words" && "$tokenize" --train 300 --quiet --output "$work/words" "$
 expect 65 "$work/words/tokenizer.json has 300 ids, the model 257" generate --model "$last" --tokenizer "$work/words"
 expect 64 "--prompt together with --prompt-file" generate --model "$last" --prompt a --prompt-file b
 expect 64 "--top-p 2: expected a number from 0 to 1" generate --model "$last" --top-p 2
-expect 74 "none.txt: open failed" generate --model "$last" --prompt-file "$work/none.txt"
+expect 74 "error: --prompt-file $work/none.txt: open failed" generate --model "$last" --prompt-file "$work/none.txt"
 expect 65 "holds no config.json and no checkpoint" generate --model "$work/data"
 run generate --model "$last" >/dev/full 2>"$work/err"
 [ $? -eq 74 ] && grep -q "standard output: write failed: No space left on device" "$work/err"

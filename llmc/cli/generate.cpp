@@ -31,7 +31,13 @@ Tokenizer tokenizer_for(const Options& options, const std::string& model, const 
 
 std::string read_prompt(const GenerateOptions& options) {
     if (options.prompt_file.empty()) return options.prompt;
-    if (options.prompt_file != "-") return read_whole(real_files(), options.prompt_file);
+    if (options.prompt_file != "-") {
+        try {
+            return read_whole(real_files(), options.prompt_file);
+        } catch (const Error& error) {
+            throw Error(error.kind(), text("--prompt-file ", error.message()), error.hint());
+        }
+    }
     return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
 }
 

@@ -52,6 +52,8 @@ public:
 
     void encode(Work& work) {
         work.ids.clear();
+        // no text has more ids than bytes; growing would need up to three times as much memory
+        work.ids.reserve(work.input.bytes.size() + work.input.parts.size());
         work.starts.clear();
         work.skipped = {};
         for (const InputPart& part : work.input.parts) {

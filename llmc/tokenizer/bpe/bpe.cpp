@@ -21,7 +21,7 @@ TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<
 // Sixteen numbers, in as many registers as the machine needs for them.
 using Lanes = std::uint32_t __attribute__((vector_size(64)));
 constexpr Lanes lane_numbers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-constexpr int lane_bits = 6;   // of a lane's number, below a rank
+constexpr int lane_bits = 6;   // number of a lane, below a rank
 
 std::uint32_t least_of(Lanes all) {
     auto halve = [&](const Lanes& other) { all = all < other ? all : other; };
