@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 
 #include "llmc/base/check.h"
@@ -16,20 +15,6 @@ TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<
         if (!tokens[id].empty() && !is_special[id]) ids.try_emplace(tokens[id], id);
     }
     return ids;
-}
-
-// Sixteen numbers, in as many registers as the machine needs for them.
-using Lanes = std::uint32_t __attribute__((vector_size(64)));
-constexpr Lanes lane_numbers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-constexpr int lane_bits = 6;   // number of a lane, below a rank
-
-std::uint32_t least_of(Lanes all) {
-    auto halve = [&](const Lanes& other) { all = all < other ? all : other; };
-    halve(__builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    halve(__builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
-    halve(__builtin_shufflevector(all, all, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
-    halve(__builtin_shufflevector(all, all, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
-    return all[0];
 }
 
 std::uint32_t find_token(const TokenIds& ids, std::string_view bytes) {
@@ -127,62 +112,34 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
             return;
         }
     }
-    if (piece.empty()) return;
-    if (piece.size() <= 16) {
-        encode_short<1>(piece, ids);
-    } else if (piece.size() <= 32) {
-        encode_short<2>(piece, ids);
-    } else if (piece.size() <= short_piece) {
-        encode_short<4>(piece, ids);
+    if (piece.size() <= short_piece) {
+        encode_short(piece, ids);
     } else {
         encode_long(piece, scratch, ids);
     }
 }
 
-// Encodes with the possible merges in vector registers, one lane for each byte: the rank of the merge of the part that
-// begins there with its right neighbour, with the byte's number below, so that the least is the leftmost of the first.
-// A part's id stands at its first byte.
-template <int vectors>
+// Encodes in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
 void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& out) const {
-    constexpr std::uint32_t lanes = 16 * vectors;
-    const auto size = static_cast<std::uint32_t>(piece.size());
-    std::uint32_t ids[lanes];
-    alignas(64) std::uint32_t firsts[lanes];
-    auto byte = [&](std::uint32_t i) { return static_cast<unsigned char>(piece[i]); };
-    auto merge = [](std::uint32_t rank, std::uint32_t at) {
-        return rank == no_merge ? no_merge : rank << lane_bits | at;
-    };
-    for (std::uint32_t i = 0; i < size; i++) ids[i] = byte_ids_[byte(i)];
-    for (std::uint32_t i = 0; i + 1 < size; i++) {
-        firsts[i] = merge(byte_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)], i);
-    }
-    std::fill(firsts + size - 1, firsts + lanes, no_merge);
-    Lanes merges[vectors];
-    std::memcpy(merges, firsts, sizeof merges);
-    auto set = [&](std::uint32_t at, std::uint32_t value) {
-        for (std::uint32_t v = 0; v < vectors; v++) {
-            merges[v] = lane_numbers == Lanes{} + (at - 16 * v) ? Lanes{} + value : merges[v];
+    std::uint32_t ids[short_piece], ranks[short_piece];
+    std::size_t count = piece.size();
+    auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
+    for (std::size_t i = 0; i < count; i++) ids[i] = byte_ids_[byte(i)];
+    for (std::size_t i = 0; i + 1 < count; i++) ranks[i] = byte_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)];
+    while (count > 1) {
+        std::size_t best = 0;
+        for (std::size_t i = 1; i + 1 < count; i++) {
+            if (ranks[i] < ranks[best]) best = i;   // the leftmost of equals, for the comparison is strict
         }
-    };
-    std::uint64_t parts = ~0ull >> (64 - size);   // a bit at the first byte of each
-    for (;;) {
-        Lanes least = merges[0];
-        for (int v = 1; v < vectors; v++) least = least < merges[v] ? least : merges[v];
-        const std::uint32_t best = least_of(least);
-        if (best == no_merge) break;
-        const std::uint32_t at = best & ((1 << lane_bits) - 1);
-        ids[at] = result_of(best >> lane_bits);
-        const std::uint64_t behind = parts & ~1ull << at, others = behind & (behind - 1);
-        const auto right = static_cast<std::uint32_t>(std::countr_zero(behind));
-        parts &= ~(1ull << right);
-        set(right, no_merge);
-        set(at, others == 0 ? no_merge : merge(rank_of(ids[at], ids[std::countr_zero(others)]), at));
-        if (const std::uint64_t before = parts & ((1ull << at) - 1); before != 0) {
-            const auto left = static_cast<std::uint32_t>(63 - std::countl_zero(before));
-            set(left, merge(rank_of(ids[left], ids[at]), left));
-        }
+        if (ranks[best] == no_merge) break;
+        ids[best] = result_of(ranks[best]);
+        count--;
+        for (std::size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
+        for (std::size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1];
+        if (best + 1 < count) ranks[best] = rank_of(ids[best], ids[best + 1]);
+        if (best > 0) ranks[best - 1] = rank_of(ids[best - 1], ids[best]);
     }
-    for (; parts != 0; parts &= parts - 1) out.push_back(ids[std::countr_zero(parts)]);
+    out.insert(out.end(), ids, ids + count);
 }
 
 // Encodes with the parts in a linked list over byte positions; a heap holds (rank, position) of every possible merge.

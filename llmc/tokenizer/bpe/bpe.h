@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -39,7 +38,11 @@ public:
         const Key key = key_of(left, right);
         for (std::size_t at = line_of(key);; at = (at + 1) & (lines_.size() - 1)) {
             const Line& line = lines_[at];
-            const std::uint32_t found = rank_in(line, key);
+            std::uint32_t found = none;
+            for (int i = 0; i < per_line; i++) {   // without a branch, so that it becomes a few vector instructions
+                const std::uint32_t other = line.keys[i] == key ? 0 : none;
+                found = std::min(found, line.ranks[i] | other);
+            }
             if (found != none || line.ranks[per_line - 1] == none) return found;   // the line was never full
         }
     }
@@ -50,23 +53,6 @@ private:
         Key keys[per_line];
         std::uint32_t ranks[per_line];   // none: an empty place; filled from the first on
     };
-    // Returns the rank of the key that equals `key`, or none. No branch depends on where it is.
-    static std::uint32_t rank_in(const Line& line, Key key) {
-        std::uint32_t others = 0;   // the complement of the rank
-        if constexpr (sizeof(Key) == 4) {
-            using Lanes = std::uint32_t __attribute__((vector_size(32)));
-            Lanes keys, ranks;
-            std::memcpy(&keys, line.keys, sizeof keys);
-            std::memcpy(&ranks, line.ranks, sizeof ranks);
-            Lanes one = keys == Lanes{} + key ? ~ranks : Lanes{};
-            one |= __builtin_shufflevector(one, one, 4, 5, 6, 7, 0, 1, 2, 3);
-            one |= __builtin_shufflevector(one, one, 2, 3, 0, 1, 2, 3, 0, 1);
-            others = one[0] | one[1];
-        } else {
-            for (int i = 0; i < per_line; i++) others |= line.keys[i] == key ? ~line.ranks[i] : 0;
-        }
-        return ~others;
-    }
     static Key key_of(std::uint32_t left, std::uint32_t right) { return static_cast<Key>(left) << id_bits | right; }
     std::size_t line_of(Key key) const { return key * 0x9e3779b97f4a7c15ull >> shift_; }
     std::vector<Line> lines_;
@@ -98,7 +84,7 @@ public:
 
 private:
     static constexpr std::uint32_t no_merge = 0xffffffff;
-    static constexpr std::size_t short_piece = 64;   // up to here a search of all beats a heap
+    static constexpr std::size_t short_piece = 48;   // up to here a linear search beats a heap
 
     // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first.
     std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
@@ -108,7 +94,6 @@ private:
         return results_.empty() ? first_result_ + rank : results_[rank];
     }
     void index_merges(const std::vector<BpeMerge>& merges, std::size_t vocab_size);
-    template <int vectors>
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
