@@ -150,7 +150,7 @@ build "build speed" bf16 "train_gpt and bench, bf16" all build/cuda-bf16/bench
 bench step 90 'step gpt2*'
 step kernels "instructions and tensor-core attention" 60 build/cuda/unit_test build/cuda/unit_test \
     -tc='self_check*,ptx:*,attention*'
-# says which versions of cuDNN and its frontend there are, and why it is refused
+# says `skipped:` and why where cuDNN is refused
 step kernels "cuDNN's attention" 60 build/cuda/unit_test build/cuda/unit_test -s -tc='library_attention*,cudnn*'
 failed_before=$failed
 # what knows no device is left out: it takes longer than all the rest
