@@ -20,7 +20,7 @@ void run(Bench& bench) {
         timing->measure([&](int set) {
             rotary(
                 Rotary<floatX>{
-                    qkv[set], row, rows, NH + kv_heads, HS, 0, T, Positions{}, {.theta = 10000.0f}, backward},
+                    qkv[set], row, rows, NH + kv_heads, HS, {0, T, Positions{}, {.theta = 10000.0f}, backward}},
                 bench.stream());
         });
     }

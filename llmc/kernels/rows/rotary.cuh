@@ -29,15 +29,29 @@ struct RotaryFrequencies {
     float high = 4;      // one with more turns than this by nothing; low < high
 };
 
+struct RotaryAngles {
+    int first_row, T;      // row r is token (first_row + r) % T of the local ones
+    Positions positions;   // positions of the local tokens
+    RotaryFrequencies frequencies;
+    bool backward;   // rotates gradients by -a
+
+    float log2_theta() const { return std::log2(frequencies.theta); }
+    // Declares what a kernel for `rows` rows reads of positions.
+    void declare(Launch& where, int rows) const {
+        if (positions.of_rows) {
+            where.reads(positions.of_rows + first_row, static_cast<std::size_t>(rows) * sizeof(int));
+        } else if (positions.list) {
+            where.reads(positions.list, static_cast<std::size_t>(T) * sizeof(int));
+        }
+    }
+};
+
 template <class Real>
 struct Rotary {
     Real* heads;            // (rows, row): the first `turned` heads of each row are rotated in place
     std::int64_t row;       // elements from one row to the next, a multiple of 8
     int rows, turned, HS;   // HS a multiple of 16
-    int first_row, T;       // row r is token (first_row + r) % T of the local ones
-    Positions positions;    // positions of the local tokens
-    RotaryFrequencies frequencies;
-    bool backward;   // rotates gradients by -a
+    RotaryAngles angles;
 };
 
 template <class Real>
@@ -54,6 +68,38 @@ __device__ inline float rotary_frequency(int i, int HS, float log2_theta, const 
     return f.factor > 1.0f ? frequency * (kept + (1.0f - kept) / f.factor) : frequency;
 }
 
+// Rotates eight pairs of channels (x, y) by their angles.
+struct RotaryTurn {
+    Vec8<float> cosines, sines;
+
+    __device__ __forceinline__ void turn(Vec8<float>& x, Vec8<float>& y) const {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float left = fmaf(x[k], cosines[k], -(y[k] * sines[k]));
+            y[k] = fmaf(y[k], cosines[k], x[k] * sines[k]);
+            x[k] = left;
+        }
+    }
+};
+
+// Returns the turn of pairs first .. first + 7 of a row's heads.
+__device__ __forceinline__ RotaryTurn rotary_turn(const RotaryAngles& angles, std::int64_t row, int first, int HS,
+                                                  float log2_theta) {
+    const auto position = static_cast<float>(angles.positions.of_row(angles.first_row + row, angles.T));
+    RotaryTurn of;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const float angle = position * rotary_frequency(first + k, HS, log2_theta, angles.frequencies);
+        sincosf(angle, &of.sines[k], &of.cosines[k]);
+        if (angles.backward) of.sines[k] = -of.sines[k];
+    }
+    return of;
+}
+
+// Heads whose loads a thread has under way at once.
+template <class Real>
+constexpr int kHeadsAtOnce = static_cast<int>(8 / sizeof(Real));
+
 // A thread rotates eight pairs of a row in all its heads, because their angles are the same.
 template <class Real>
 __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real> a, float log2_theta) {
@@ -62,25 +108,26 @@ __global__ void __launch_bounds__(kElementwiseThreads) rotary_kernel(Rotary<Real
     const std::int64_t row = unit / eights;
     if (row >= a.rows) return;
     const int first = static_cast<int>(unit % eights) * 8;
-    const auto position = static_cast<float>(a.positions.of_row(a.first_row + row, a.T));
-    Vec8<float> c, s;
-    for (int k = 0; k < 8; k++) {
-        const float angle = position * rotary_frequency(first + k, a.HS, log2_theta, a.frequencies);
-        c[k] = cosf(angle);
-        s[k] = a.backward ? -sinf(angle) : sinf(angle);
-    }
+    const RotaryTurn of = rotary_turn(a.angles, row, first, a.HS, log2_theta);
     Real* const own = a.heads + row * a.row + first;
-    for (int head = 0; head < a.turned; head++) {
-        Real *const left = own + std::int64_t{head} * a.HS, *const right = left + a.HS / 2;
-        const Vec8<float> x = to_floats(load_packets<8>(left)), y = to_floats(load_packets<8>(right));
-        Vec8<float> turned_x, turned_y;
+    constexpr int n = kHeadsAtOnce<Real>;
+    for (int head = 0; head < a.turned; head += n) {
+        Vec8<Real> left[n], right[n];
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            turned_x[k] = fmaf(x[k], c[k], -(y[k] * s[k]));
-            turned_y[k] = fmaf(y[k], c[k], x[k] * s[k]);
+        for (int i = 0; i < n; i++) {
+            if (head + i >= a.turned) break;
+            const Real* const at = own + std::int64_t{head + i} * a.HS;
+            left[i] = load_packets<8>(at), right[i] = load_packets<8>(at + a.HS / 2);
         }
-        store_packets(left, round_to<Real>(turned_x));
-        store_packets(right, round_to<Real>(turned_y));
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            if (head + i >= a.turned) break;
+            Real* const at = own + std::int64_t{head + i} * a.HS;
+            Vec8<float> x = to_floats(left[i]), y = to_floats(right[i]);
+            of.turn(x, y);
+            store_packets(at, round_to<Real>(x));
+            store_packets(at + a.HS / 2, round_to<Real>(y));
+        }
     }
 }
 
@@ -91,10 +138,6 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream) {
     Launch where = elementwise_launch(std::int64_t{args.rows} * (args.HS / 2), stream);
     const std::size_t bytes = sizeof(Real) * static_cast<std::size_t>(args.rows) * static_cast<std::size_t>(args.row);
     where.writes(args.heads, bytes);
-    if (args.positions.of_rows) {
-        where.reads(args.positions.of_rows + args.first_row, static_cast<std::size_t>(args.rows) * sizeof(int));
-    } else if (args.positions.list) {
-        where.reads(args.positions.list, static_cast<std::size_t>(args.T) * sizeof(int));
-    }
-    launch(rotary_kernel<Real>, where, args, std::log2(args.frequencies.theta));
+    args.angles.declare(where, args.rows);
+    launch(rotary_kernel<Real>, where, args, args.angles.log2_theta());
 }

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int HS = 64, heads = 2, rows = 12;
+constexpr int HS = 64, heads = 5, rows = 12;   // heads: not a multiple of those at once
 constexpr double theta = 10000;
 constexpr RotaryFrequencies plain{.theta = theta};
 
@@ -18,11 +18,11 @@ Doubles turned(const Doubles& values, int first, const RotaryFrequencies& freque
                         .rows = rows,
                         .turned = heads,
                         .HS = HS,
-                        .first_row = 0,
-                        .T = rows,
-                        .positions = {.first = first},
-                        .frequencies = frequencies,
-                        .backward = backward},
+                        .angles = {.first_row = 0,
+                                   .T = rows,
+                                   .positions = {.first = first},
+                                   .frequencies = frequencies,
+                                   .backward = backward}},
            test.stream);
     return device.values();
 }
@@ -72,11 +72,11 @@ Doubles frequencies_of(int size, const RotaryFrequencies& frequencies) {
                          .rows = 1,
                          .turned = 1,
                          .HS = size,
-                         .first_row = 0,
-                         .T = 1,
-                         .positions = {.first = 1},
-                         .frequencies = frequencies,
-                         .backward = false},
+                         .angles = {.first_row = 0,
+                                    .T = 1,
+                                    .positions = {.first = 1},
+                                    .frequencies = frequencies,
+                                    .backward = false}},
            test.stream);
     const Doubles turned = device.values();
     Doubles found(pairs);

@@ -77,11 +77,11 @@ void Attention::rotate(floatX* qkv, Rows rows, int T, const Positions& positions
                           .rows = rows.count,
                           .turned = sizes.NH + sizes.KV,
                           .HS = sizes.HS,
-                          .first_row = rows.first,
-                          .T = T,
-                          .positions = positions,
-                          .frequencies = rotary_frequencies(model),
-                          .backward = backward},
+                          .angles = {.first_row = rows.first,
+                                     .T = T,
+                                     .positions = positions,
+                                     .frequencies = rotary_frequencies(model),
+                                     .backward = backward}},
            tools_.stream);
 }
 
