@@ -9,8 +9,9 @@ needs "$bench"
 "$bench" --list >"$work/list"
 missing=0
 for name in adamw 'global norm' 'own attention forward' 'library attention backward' 'bias gradient' classifier \
-    'embedding backward' 'gelu forward' 'layernorm backward' 'matmul weight gradient' 'residual + layernorm' \
-    'rotary forward' 'rotary backward' 'swiglu forward' 'swiglu backward' 'own attention forward B=[0-9]* NH=9 KV=3' \
+    'embedding backward' 'gelu forward' 'head norms backward' 'layernorm backward' 'matmul weight gradient' \
+    'residual + layernorm' 'rotary forward' 'rotary backward' 'swiglu forward' 'swiglu backward' \
+    'own attention forward B=[0-9]* NH=9 KV=3' \
     'library attention backward B=[0-9]* NH=9 KV=3' step traffic \
     'experts grouped forward .* routed' 'experts grouped forward .* forced balance' \
     'experts gathered weight gradient .* routed' 'experts copied and grouped forward .* routed' \

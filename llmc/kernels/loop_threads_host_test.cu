@@ -13,6 +13,7 @@
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/optim/update.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
+#include "llmc/kernels/rows/head_norms.cuh"
 #include "llmc/kernels/rows/layernorm.cuh"
 #include "llmc/kernels/rows/residual.cuh"
 
@@ -216,5 +217,38 @@ TEST_CASE_TEMPLATE("loop_threads: layer normalisation's gradients agree either w
             });
             check_near(checked, plain, std::is_same_v<Real, bf16> ? 0x1p-4f : 1e-4f);
         }
+    }
+}
+
+TEST_CASE_TEMPLATE("loop_threads: norms of heads agree either way", Real, float, bf16) {
+    constexpr int rows = 70, queries = 5, keys = 2;
+    for (const int HS : {16, 64, 96, 128}) {
+        auto [checked, plain] = with_and_without_checks([&](Arena& arena, cudaStream_t stream) {
+            const int row = (queries + 2 * keys) * HS;
+            auto heads = upload<Real>(arena, stream, random(rows * row, 7)),
+                 gradient = upload<Real>(arena, stream, random(rows * row, 8));
+            auto weight = upload<Real>(arena, stream, random(HS, 9));
+            auto raw = arena.allocate<Real>("raw", rows * (queries + keys) * HS);
+            auto rstd = arena.allocate<float>("rstd", rows * (queries + keys));
+            auto dq = arena.allocate<float>("dq", HS), dk = arena.allocate<float>("dk", HS);
+            auto scratch = arena.allocate<float>("scratch", head_norms_scratch(rows, HS));
+            HeadNorms<Real> args{
+                .heads = heads.data(),
+                .row = row,
+                .rows = rows,
+                .HS = HS,
+                .queries = {queries, weight.data(), raw.data(), rstd.data()},
+                .keys = {keys, weight.data(), raw.data() + rows * queries * HS, rstd.data() + rows * queries},
+                .turns = true,
+                .angles = {0, rows, {}, {.theta = 10000}, false}};
+            head_norms_forward(args, 1e-5f, true, stream);
+            args.heads = gradient.data(), args.angles.backward = true;
+            head_norms_backward(args, dq.data(), dk.data(), scratch.data(), false, stream);
+            std::vector<float> all;
+            for (const auto* of : {&heads, &gradient, &raw}) append(all, *of, stream);
+            for (const auto* of : {&rstd, &dq, &dk}) append(all, *of, stream);
+            return all;
+        });
+        check_near(checked, plain, std::is_same_v<Real, bf16> ? 0x1p-4f : 1e-4f);
     }
 }

@@ -55,21 +55,20 @@ void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQu
     const GradientTarget dbias =
         bias_ ? vector_target(gradients, bias_index_, bias_aside) : GradientTarget{{nullptr, gradients.type()}};
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
-        layernorm_backward(
-            LayerNormBackward<floatX, G>{.din = args.din,
-                                         .dweight = dweight.data.as<G>(),
-                                         .dbias = dbias.data.as<G>(),
-                                         .scratch = tools_.workspace.norm_sums.data(),
-                                         .dout = args.dout,
-                                         .in = args.in,
-                                         .weight = weight_,
-                                         .mean = args.kept.mean,
-                                         .rstd = args.kept.rstd,
-                                         .rows = args.rows < 0 ? tools_.sizes.residual_rows() : args.rows,
-                                         .C = C,
-                                         .accumulate_input = args.add_to_din,
-                                         .accumulate_parameters = dweight.accumulate},
-            tools_.stream);
+        layernorm_backward(LayerNormBackward<floatX, G>{.din = args.din,
+                                                        .dweight = dweight.data.as<G>(),
+                                                        .dbias = dbias.data.as<G>(),
+                                                        .scratch = tools_.workspace.norm_sums.data(),
+                                                        .dout = args.dout,
+                                                        .in = args.in,
+                                                        .weight = weight_,
+                                                        .mean = args.kept.mean,
+                                                        .rstd = args.kept.rstd,
+                                                        .rows = tools_.sizes.residual_rows(),
+                                                        .C = C,
+                                                        .accumulate_input = args.add_to_din,
+                                                        .accumulate_parameters = dweight.accumulate},
+                           tools_.stream);
     });
     if (args.aside == nullptr) return;
     queue.add([this, &gradients, dweight = dweight.data, dbias = dbias.data, C] {

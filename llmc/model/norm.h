@@ -1,4 +1,4 @@
-// The norm before a sublayer or the classifier, on this rank's rows of the residual region; or of heads.
+// The norm before a sublayer or the classifier, on this rank's rows of the residual region.
 //
 // Layer normalisation or RMSNorm, which has neither mean nor bias: llmc/kernels/rows/layernorm.cuh.
 #pragma once
@@ -30,7 +30,6 @@ public:
         NormOutput kept;
         bool add_to_din;
         void* aside = nullptr;
-        int rows = -1;   // -1: this rank's residual rows
     };
     void backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const;
 

@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <optional>
 #include <random>
+#include <string>
 
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/model/field_values_testing.h"
@@ -271,4 +273,34 @@ TEST_CASE("plan: Muon's update of 124M parameters is 120 launches more for 72 ma
     CHECK(none == 0);
     const double cube = 768.0 * 768 * 768;
     CHECK(flops - flops_adamw == doctest::Approx(5 * 2 * cube * (48 * 3 + 24 * 9)));
+}
+
+TEST_CASE("plan: norms of heads, with rotary positions, are one launch forward and two backward of a layer") {
+    struct Operations {
+        int all = 0;
+        std::map<std::string, int> of_kernel;
+    };
+    auto recorded = [](QkNorm norm) {
+        const PlannedRun run = run_of({.name = "Qwen3's kind", .mlp = MlpKind::swiglu}, [&](Options& o) {
+            o.architecture["qk-norm"] = static_cast<double>(norm), o.architecture["kv-heads"] = 2;
+        });
+        const StepRecording found = record_steps(run.options, run.config, run.mesh, 1, {1, 1});
+        Operations operations;
+        for (std::size_t i = found.ends[0][0].recorded; i < found.ends[0][1].recorded; i++) {
+            const virtual_clock::RecordedStep& step = found.stages[0][i];
+            if (step.kind != virtual_clock::RecordedStep::Kind::operation) continue;
+            operations.all++, operations.of_kernel[step.name.substr(0, step.name.find('<'))]++;
+        }
+        return operations;
+    };
+    Operations none = recorded(QkNorm::none), head = recorded(QkNorm::head);
+    constexpr int layers = 4;
+    CHECK(none.of_kernel["rotary_kernel"] == 2 * layers);
+    CHECK(head.of_kernel["rotary_kernel"] == 0);
+    CHECK(head.of_kernel["copy_heads_kernel"] == 0);
+    CHECK(head.of_kernel["head_norms_forward_kernel"] == layers);
+    CHECK(head.of_kernel["head_norms_backward_kernel"] == layers);
+    const char* const finish = "layernorm_backward_finish_kernel";
+    CHECK(head.of_kernel[finish] == none.of_kernel[finish] + layers);
+    CHECK(head.all == none.all + layers);   // three instead of two rotations
 }

@@ -296,6 +296,18 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
     }
 }
 
+// Writes, or adds to, dweight and, unless it is null, dbias: the sums of partials (blocks, 2, C).
+template <class Grad>
+void layernorm_backward_finish(Grad* dweight, Grad* dbias, const float* partials, int blocks, int C, bool accumulate,
+                               cudaStream_t stream) {
+    const dim3 block = loop_threads(32) == 1 ? dim3(1) : dim3(32, kFinishThreads);
+    Launch where{dim3(blocks_for(dbias ? 2 * C : C, 32)), block, 0, stream};
+    const std::size_t columns = static_cast<std::size_t>(C);
+    where.reads(partials, static_cast<std::size_t>(blocks) * 2 * columns * sizeof(float));
+    where.writes(dweight, columns * sizeof(Grad)).writes(dbias, columns * sizeof(Grad));
+    launch(layernorm_backward_finish_kernel<Grad>, where, dweight, dbias, partials, blocks, C, accumulate);
+}
+
 template <class Real, class Grad>
 void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t stream) {
     ENSURE(args.rows > 0, "layernorm backward of no rows");
@@ -321,10 +333,6 @@ void layernorm_backward(const LayerNormBackward<Real, Grad>& args, cudaStream_t 
     };
     with_row_extent<kOddRowMaxColumns>(args.C, launch_main, args.din, args.dout, args.in, args.weight);
 
-    const dim3 finish_block = block.x == 1 ? dim3(1) : dim3(32, kFinishThreads);
-    Launch finish{dim3(blocks_for(args.dbias ? 2 * args.C : args.C, 32)), finish_block, 0, stream};
-    finish.reads(args.scratch, scratch_bytes).writes(args.dweight, args.C * sizeof(Grad));
-    if (args.dbias) finish.writes(args.dbias, args.C * sizeof(Grad));
-    launch(layernorm_backward_finish_kernel<Grad>, finish, args.dweight, args.dbias, args.scratch, blocks, args.C,
-           args.accumulate_parameters);
+    layernorm_backward_finish(args.dweight, args.dbias, args.scratch, blocks, args.C, args.accumulate_parameters,
+                              stream);
 }

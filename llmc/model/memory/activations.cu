@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llmc/kernels/rows/head_norms.cuh"
 #include "llmc/kernels/rows/layernorm.cuh"
 #include "llmc/kernels/rows/shared_rms.cuh"
 #include "llmc/model/norm.h"
@@ -108,7 +109,7 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
     }
     floatX* const rows = buffers_.take<floatX>(arena, "workspace/rows",
                                                std::int64_t{sizes.rows()} * std::max(sizes.C, sizes.NH * sizes.HS));
-    branch_out = dnormed = datty = heads = embedded = rows;
+    branch_out = dnormed = datty = embedded = rows;
     layer.visit(sizes, [&](const ScratchTensor& tensor, void*& address) {
         if (tensor.elements == 0 || (!tensor.forward_too && !backward)) return;
         address = buffers_.take<std::byte>(arena, text("workspace/", tensor.name), tensor.bytes());
@@ -116,7 +117,7 @@ Workspace::Workspace(Arena& arena, const RankSizes& sizes, int classifier_rows, 
     if (!backward) return;
     std::size_t sums = layernorm_backward_scratch(static_cast<int>(Rr), sizes.C);
     if (sizes.model.qk_norm == QkNorm::head) {
-        sums = std::max(sums, layernorm_backward_scratch(sizes.rows() * sizes.NH, sizes.HS));
+        sums = std::max(sums, head_norms_scratch(sizes.rows(), sizes.HS));
     }
     if (sizes.model.qk_norm == QkNorm::row) {
         sums = std::max(sums, shared_rms_scratch(sizes.rows(), sizes.NH * sizes.HS));

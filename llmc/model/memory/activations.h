@@ -125,7 +125,6 @@ struct Workspace {
     floatX* branch_out;   // (R, C) output of a sublayer before it joins the residual stream
     floatX* dnormed;      // (R, C) gradient of a norm's output
     floatX* datty;        // (R, NH HS) gradient of attention's output
-    floatX* heads;        // (R, NH HS) queries or keys, or their gradients, while they are normed
     floatX* embedded;     // (R, C) output of the embedding, of which each tp rank has a part of the sum
 
 private:

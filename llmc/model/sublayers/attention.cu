@@ -2,7 +2,7 @@
 
 #include "llmc/kernels/attention/attention_cached.cuh"
 #include "llmc/kernels/init.cuh"
-#include "llmc/kernels/rows/rotary.cuh"
+#include "llmc/kernels/rows/embedding.cuh"
 
 Attention::Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
@@ -34,8 +34,7 @@ void Attention::forward(const SublayerForward& args, const AttentionActivations&
     branch_.enter(args, a, [&](const floatX* in, Rows rows) {
         floatX* const qkv = at_row(a.qkv, rows, c_attn.out_channels());
         c_attn.forward(qkv, at_row(in, rows, c_attn.in_channels()), rows.count, tools_.stream);
-        qk_norms_.forward(qkv, rows, a);
-        rotate(qkv, rows, tools_.sizes.T, tools_.positions(args.batch), false);
+        qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.positions(args.batch), a);
     });
     tools_.cut_points.attend(tools_.attention, forward_arguments(a, shape(args.batch)), a.qkv, a.atty, tools_.stream);
     branch_.project_and_add(args, a, a.atty);
@@ -47,42 +46,13 @@ void Attention::recompute(const floatX* in, const AttentionActivations& a, Recom
 
 void Attention::backward(const SublayerBackward& args, const AttentionActivations& a,
                          const ReusableMemory& reusable) const {
-    const Rows all{0, tools_.sizes.rows()};
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
     const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
-    branch_.out().backward_input(datty, dprojected, all.count, tools_.stream);
+    branch_.out().backward_input(datty, dprojected, tools_.sizes.rows(), tools_.stream);
     tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a, shape(args.batch)), dqkv, datty, reusable,
                                       args.queue, tools_.stream);
-    rotate(dqkv, all, tools_.sizes.T, tools_.positions(args.batch), true);
     qk_norms_.backward(dqkv, args, a);
     branch_.enter_backward(args, a, dqkv, a.qkv);
-}
-
-static RotaryFrequencies rotary_frequencies(const ModelConfig& model) {
-    const bool by_wavelength = model.rope_scaling == RopeScaling::llama3;
-    return {.theta = static_cast<float>(model.rope_theta),
-            .factor = static_cast<float>(model.rope_factor),
-            .trained = by_wavelength ? static_cast<float>(model.rope_original_len()) : 0.0f,
-            .low = static_cast<float>(model.rope_low_freq_factor),
-            .high = static_cast<float>(model.rope_high_freq_factor)};
-}
-
-// Rotates these rows' queries and keys, or their gradients, by their positions.
-void Attention::rotate(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const {
-    const RankSizes& sizes = tools_.sizes;
-    const ModelConfig& model = sizes.model;
-    if (model.positions != PositionKind::rotary) return;
-    rotary(Rotary<floatX>{.heads = qkv,
-                          .row = sizes.qkv_width(),
-                          .rows = rows.count,
-                          .turned = sizes.NH + sizes.KV,
-                          .HS = sizes.HS,
-                          .angles = {.first_row = rows.first,
-                                     .T = T,
-                                     .positions = positions,
-                                     .frequencies = rotary_frequencies(model),
-                                     .backward = backward}},
-           tools_.stream);
 }
 
 // Returns the shape with the documents of a micro-batch.
@@ -129,8 +99,7 @@ const floatX* Attention::cached(const CachedStep& step, const AttentionActivatio
     floatX* const qkv = step.cache + std::int64_t{step.position} * sizes.qkv_width();
     const Rows rows{0, step.rows};
     branch_.in().forward_few(qkv, step.in, step.rows, tools_.stream);
-    qk_norms_.forward(qkv, rows, a);
-    rotate(qkv, rows, step.rows, {.first = step.position}, false);
+    qk_norms_.forward(qkv, rows, step.rows, {.first = step.position}, a);
     cached_attention(CachedAttention<floatX>{.out = a.atty,
                                              .qkv = step.cache,
                                              .first = step.position,

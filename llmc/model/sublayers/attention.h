@@ -30,7 +30,6 @@ public:
 
 private:
     AttentionShape shape(const Batch& batch) const;
-    void rotate(floatX* qkv, Rows rows, int T, const Positions& positions, bool backward) const;
     // Returns attention's output for the tokens and heads of this rank's attention: atty, unless ranks exchange heads
     // for tokens.
     floatX* attended(const AttentionActivations& a) const { return tools_.sizes.ulysses > 1 ? a.attended : a.atty; }

@@ -1,6 +1,7 @@
 #include "llmc/model/sublayers/qk_norms.h"
 
-#include "llmc/kernels/attention/attention_merge.cuh"
+#include "llmc/kernels/rows/head_norms.cuh"
+#include "llmc/kernels/rows/rotary.cuh"
 
 QkNorms::QkNorms(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools), row_sums_(tools.workspace.layer.attention.row_sums) {
@@ -10,8 +11,10 @@ QkNorms::QkNorms(const StageTools& tools, const ModelState<floatX>& parameters, 
         row_norms_.emplace_back(tools, parameters, "attn.k_norm", layer, sizes.NH, sizes.KV);
     }
     if (sizes.model.qk_norm == QkNorm::head) {
-        head_norms_.emplace_back(tools, parameters, "attn.q_norm", layer);
-        head_norms_.emplace_back(tools, parameters, "attn.k_norm", layer);
+        for (const char* const name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
+            const int index = parameters.index(name, layer);
+            head_weights_.push_back({index, parameters.tensor(index)});
+        }
     }
 }
 
@@ -28,11 +31,11 @@ std::vector<ParamRow> QkNorms::parameters(const ModelConfig& config) {
             {.name = "attn.k_norm.weight", .tensor = of_head, .init = Init::ones}};
 }
 
-QkNorms::Heads QkNorms::heads(std::size_t i, const AttentionActivations& a, Rows rows) const {
+QkNorms::Kept QkNorms::kept(std::size_t i, const AttentionActivations& a, Rows rows) const {
     const RankSizes& sizes = tools_.sizes;
     const bool queries = i == 0, by_row = !row_norms_.empty();
-    const int first = queries ? 0 : sizes.NH, count = queries ? sizes.NH : sizes.KV;
-    return {first, count, at_row(queries ? a.q_raw : a.k_raw, rows, count * sizes.HS),
+    const int count = queries ? sizes.NH : sizes.KV;
+    return {count, at_row(queries ? a.q_raw : a.k_raw, rows, count * sizes.HS),
             at_row(queries ? a.q_rstd : a.k_rstd, rows, by_row ? 1 : count)};
 }
 
@@ -44,62 +47,109 @@ void* QkNorms::delayed_norm(std::size_t i, const SublayerBackward& args) const {
     return static_cast<std::byte*>(args.delayed_norms) + vector * (2 + static_cast<std::int64_t>(i));
 }
 
-// Copies heads between rows of qkv and `apart` (rows, heads.count, HS).
-void QkNorms::copy(const Heads& heads, floatX* apart, floatX* qkv, int rows, bool from_qkv) const {
-    const int HS = tools_.sizes.HS;
-    const HeadsView<floatX> in_rows{qkv + heads.first * HS, 0, tools_.sizes.qkv_width(), HS};
-    const HeadsView<floatX> together = contiguous_heads(apart, rows, heads.count, HS);
-    copy_heads(from_qkv ? together : in_rows, from_qkv ? in_rows : together, {1, rows, heads.count, HS}, false,
-               tools_.stream);
+static RotaryFrequencies rotary_frequencies(const ModelConfig& model) {
+    const bool by_wavelength = model.rope_scaling == RopeScaling::llama3;
+    return {.theta = static_cast<float>(model.rope_theta),
+            .factor = static_cast<float>(model.rope_factor),
+            .trained = by_wavelength ? static_cast<float>(model.rope_original_len()) : 0.0f,
+            .low = static_cast<float>(model.rope_low_freq_factor),
+            .high = static_cast<float>(model.rope_high_freq_factor)};
 }
 
-void QkNorms::forward(floatX* qkv, Rows rows, const AttentionActivations& a) const {
-    floatX* const made = tools_.workspace.heads;
-    for (std::size_t i = 0; i < head_norms_.size(); i++) {
-        const Heads of = heads(i, a, rows);
-        copy(of, of.raw, qkv, rows.count, true);
-        head_norms_[i].forward({made, nullptr, of.rstd}, of.raw, rows.count * of.count);
-        copy(of, made, qkv, rows.count, false);
+// Rotates these rows' queries and keys, or their gradients, if the model does so.
+void QkNorms::rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const {
+    const RankSizes& sizes = tools_.sizes;
+    if (sizes.model.positions != PositionKind::rotary) return;
+    rotary(Rotary<floatX>{.heads = qkv,
+                          .row = sizes.qkv_width(),
+                          .rows = rows.count,
+                          .turned = sizes.NH + sizes.KV,
+                          .HS = sizes.HS,
+                          .angles = angles},
+           tools_.stream);
+}
+
+HeadNorms<floatX> QkNorms::head_norms(floatX* qkv, Rows rows, const RotaryAngles& angles,
+                                      const AttentionActivations& a) const {
+    const RankSizes& sizes = tools_.sizes;
+    auto of = [&](std::size_t i) {
+        const Kept k = kept(i, a, rows);
+        return NormedHeads<floatX>{k.count, head_weights_[i].data, k.raw, k.rstd};
+    };
+    return {.heads = qkv,
+            .row = sizes.qkv_width(),
+            .rows = rows.count,
+            .HS = sizes.HS,
+            .queries = of(0),
+            .keys = of(1),
+            .turns = sizes.model.positions == PositionKind::rotary,
+            .angles = angles};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void QkNorms::forward(floatX* qkv, Rows rows, int T, const Positions& positions, const AttentionActivations& a) const {
+    const ModelConfig& model = tools_.sizes.model;
+    const RotaryAngles angles{rows.first, T, positions, rotary_frequencies(model), false};
+    if (!head_weights_.empty()) {
+        const bool rounds_before_weight = model.norm_position == NormPosition::before;   // as Norm
+        return head_norms_forward(head_norms(qkv, rows, angles, a), static_cast<float>(model.norm_eps),
+                                  rounds_before_weight, tools_.stream);
     }
-    if (row_norms_.empty()) return;
+    if (!row_norms_.empty()) forward_of_rows(qkv, rows, a);
+    rotate(qkv, rows, angles);
+}
+
+void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
+    const RankSizes& sizes = tools_.sizes;
+    const Rows all{0, sizes.rows()};
+    const RotaryAngles angles{0, sizes.T, tools_.positions(args.batch), rotary_frequencies(sizes.model), true};
+    if (!head_weights_.empty()) return backward_of_heads(head_norms(dqkv, all, angles, a), args);
+    rotate(dqkv, all, angles);
+    if (!row_norms_.empty()) backward_of_rows(dqkv, args, a);
+}
+
+void QkNorms::backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args) const {
+    Gradients& gradients = args.gradients;
+    const int queries = head_weights_[0].index, keys = head_weights_[1].index, HS = norms.HS;
+    const GradientTarget dqueries = vector_target(gradients, queries, delayed_norm(0, args)),
+                         dkeys = vector_target(gradients, keys, delayed_norm(1, args));
+    ENSURE(dqueries.accumulate == dkeys.accumulate, "gradients of two norms of different micro-batches");
+    with_gradient_type<floatX>(gradients.type(), [&]<class G> {
+        head_norms_backward(norms, dqueries.data.as<G>(), dkeys.data.as<G>(), tools_.workspace.norm_sums.data(),
+                            dqueries.accumulate, tools_.stream);
+    });
+    if (args.delayed_norms == nullptr) return;
+    args.queue.add([this, &gradients, queries, keys, HS, dq = dqueries.data, dk = dkeys.data] {
+        take_place(gradients, queries, dq, HS, tools_.stream);
+        take_place(gradients, keys, dk, HS, tools_.stream);
+    });
+}
+
+void QkNorms::forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations& a) const {
     float* const sums[] = {row_sums_ + 2 * rows.first, row_sums_ + 2 * rows.first + rows.count};
     for (std::size_t i = 0; i < 2; i++) {
-        const Heads of = heads(i, a, rows);
+        const Kept of = kept(i, a, rows);
         row_norms_[i].begin(sums[i], qkv, rows.count, {of.raw, of.rstd});
     }
     tools_.cut_points.sum_rows(sums[0], 2 * static_cast<std::size_t>(rows.count), tools_.stream);
     for (std::size_t i = 0; i < 2; i++) {
-        const Heads of = heads(i, a, rows);
+        const Kept of = kept(i, a, rows);
         row_norms_[i].finish(qkv, sums[i], rows.count, {of.raw, of.rstd});
     }
 }
 
-void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
+void QkNorms::backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
     const int R = tools_.sizes.rows();
-    floatX* const gradient = tools_.workspace.heads;
-    for (std::size_t i = 0; i < head_norms_.size(); i++) {
-        const Heads of = heads(i, a, {0, R});
-        copy(of, gradient, dqkv, R, true);
-        head_norms_[i].backward({.din = gradient,
-                                 .dout = gradient,
-                                 .in = of.raw,
-                                 .kept = {nullptr, nullptr, of.rstd},
-                                 .add_to_din = false,
-                                 .aside = delayed_norm(i, args),
-                                 .rows = R * of.count},
-                                args.gradients, args.queue);
-        copy(of, gradient, dqkv, R, false);
-    }
-    if (row_norms_.empty()) return;
     float* const sums[] = {row_sums_, row_sums_ + R};
     for (std::size_t i = 0; i < 2; i++) {
-        const Heads of = heads(i, a, {0, R});
+        const Kept of = kept(i, a, {0, R});
         row_norms_[i].backward_begin(sums[i], dqkv, R, {of.raw, of.rstd}, delayed_norm(i, args), args.gradients,
                                      args.queue);
     }
     tools_.cut_points.sum_rows(sums[0], 2 * static_cast<std::size_t>(R), tools_.stream);
     for (std::size_t i = 0; i < 2; i++) {
-        const Heads of = heads(i, a, {0, R});
+        const Kept of = kept(i, a, {0, R});
         row_norms_[i].backward_finish(dqkv, sums[i], R, {of.raw, of.rstd});
     }
 }

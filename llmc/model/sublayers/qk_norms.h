@@ -1,32 +1,46 @@
-// Norms of queries and of keys before they are rotated: of each head by itself (Qwen3), of whole rows (OLMo2), or none.
+// Norms of queries and of keys, of each head by itself (Qwen3), of whole rows (OLMo2) or none; and behind them rotary
+// positions, if the model has them.
 #pragma once
 
 #include "llmc/model/sublayer.h"
 #include "llmc/model/sublayers/row_norm.h"
+
+template <class Real>
+struct HeadNorms;   // llmc/kernels/rows/head_norms.cuh
+struct RotaryAngles;
 
 class QkNorms {
 public:
     QkNorms(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Norms rows of qkv, (rows, qkv_width()), in place. Keeps their inputs.
-    void forward(floatX* qkv, Rows rows, const AttentionActivations& a) const;
+    // Norms and rotates rows of qkv, (rows, qkv_width()), in place. Keeps the norms' inputs. Positions are of T tokens.
+    void forward(floatX* qkv, Rows rows, int T, const Positions& positions, const AttentionActivations& a) const;
     // Turns dqkv (R, qkv_width()) into the gradient of the norms' inputs.
     void backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
 
 private:
-    // Queries, or keys: the heads in a row of qkv, and what their norm keeps.
-    struct Heads {
-        int first, count;
+    // Queries, or keys: what their norm keeps of these rows.
+    struct Kept {
+        int count;   // heads
         floatX* raw;
         float* rstd;
     };
-    Heads heads(std::size_t i, const AttentionActivations& a, Rows rows) const;
+    struct HeadWeight {
+        int index;
+        const floatX* data;
+    };
+    Kept kept(std::size_t i, const AttentionActivations& a, Rows rows) const;
     void* delayed_norm(std::size_t i, const SublayerBackward& args) const;
-    void copy(const Heads& heads, floatX* apart, floatX* qkv, int rows, bool from_qkv) const;
+    HeadNorms<floatX> head_norms(floatX* qkv, Rows rows, const RotaryAngles& angles,
+                                 const AttentionActivations& a) const;
+    void backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args) const;
+    void forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations& a) const;
+    void backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
+    void rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const;
 
     const StageTools& tools_;
-    float* row_sums_;                  // scratch: (2, R) sums of the rows of queries and of keys
-    std::vector<Norm> head_norms_;     // none, or of queries and keys
-    std::vector<RowNorm> row_norms_;   // likewise
+    float* row_sums_;                        // scratch: (2, R) sums of the rows of queries and of keys
+    std::vector<RowNorm> row_norms_;         // none, or of queries and keys
+    std::vector<HeadWeight> head_weights_;   // none, or of queries and keys
 };
