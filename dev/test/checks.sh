@@ -64,7 +64,7 @@ row tensor      cpu             check "certificate of all tensor-parallel layout
 row pipeline    cpu             check "certificate of pipelines, @P" whole @P 'certificate: pipelines*'
 row pipeline    cpu             check "pipelines of edited lists, fp32" whole fp32 'certificate: 500 edited*'
 row pipeline    cpu             check "memory of 500 layouts, fp32" whole fp32 'plan: the memory that is counted*'
-row pipeline    cpu             check "layouts that a plan chooses, fp32" whole fp32 'plan: chosen*'
+row pipeline    cpu             check "layouts that a plan chooses, @P" whole @P 'plan: chosen*'
 
 row context-@P  cpu             check "certificate of shared sequences, @P" whole @P 'shared sequences: all*'
 row context-long cpu            check "attention over long sequences, @P" whole @P 'context parallel: attention over long*'

@@ -183,10 +183,10 @@ sanitize racecheck 90 "attention and instructions" build/cuda/unit_test -tc="$ke
 sanitize synccheck 60 "attention and instructions" build/cuda/unit_test -tc="$kernels"
 sanitize initcheck 60 "attention and instructions" build/cuda/unit_test -tc="$kernels"
 sanitize racecheck 60 "reductions" build/cuda/unit_test -tc='layernorm*,classifier*,reduce*'
-sanitize memcheck 90 "experts, updates, rotary" build/cuda/unit_test \
-    -tc='grouped mma*,experts: gathered*,adamw: matches*,newton-schulz: matrices*,low rank*,rotary: pairs*'
-sanitize racecheck 90 "experts, updates, rotary" build/cuda/unit_test \
-    -tc='grouped mma*,experts: gathered*,adamw: matches*,newton-schulz: matrices*,low rank*,rotary: pairs*'
+kernels='grouped mma*,experts: gathered*,adamw: matches*,newton-schulz: matrices*,low rank*'
+kernels="$kernels,rotary: pairs*,norms of heads: both*"
+sanitize memcheck 90 "experts, updates, rotary" build/cuda/unit_test -tc="$kernels"
+sanitize racecheck 90 "experts, updates, rotary" build/cuda/unit_test -tc="$kernels"
 build "sanitize" bf16 "test_gpt, bf16" build/cuda-bf16/test_gpt
 sanitize memcheck 90 "whole model bf16" build/cuda-bf16/test_gpt -tc='*golden*'
 build "build model" fp32 "train_gpt and tests of the model, fp32" all build/cuda-fp32/unit_test build/cuda-fp32/test_gpt

@@ -35,8 +35,15 @@ public:
 
     // Declares that the kernel reads (writes) `bytes` from `pointer` on. Both may be declared. Null or zero bytes:
     // nothing.
-    Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, false); }
-    Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, true); }
+    Launch& reads(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, bytes, false); }
+    Launch& writes(const void* pointer, std::size_t bytes) { return declare(pointer, bytes, bytes, true); }
+    // Declares the same of `span` bytes with gaps, in which it moves `bytes`.
+    Launch& reads(const void* pointer, std::size_t span, std::size_t bytes) {
+        return declare(pointer, span, bytes, false);
+    }
+    Launch& writes(const void* pointer, std::size_t span, std::size_t bytes) {
+        return declare(pointer, span, bytes, true);
+    }
     // Declares the FLOPs of a kernel that multiplies matrices, from which a plan takes its time
     // (llmc/plan/step_time.h).
     Launch& multiplies(double flops) {
@@ -58,10 +65,11 @@ public:
 #endif
 
 private:
-    Launch& declare(const void* pointer, std::size_t bytes, [[maybe_unused]] bool write) {
+    Launch& declare(const void* pointer, [[maybe_unused]] std::size_t span, std::size_t bytes,
+                    [[maybe_unused]] bool write) {
         if (pointer) bytes_ += bytes;
 #ifdef HOST_EXECUTION_MODEL
-        if (pointer && bytes > 0) accesses_.push_back({pointer, bytes, write});
+        if (pointer && span > 0) accesses_.push_back({pointer, span, write});
 #endif
         return *this;
     }

@@ -47,6 +47,17 @@ __global__ void reverse_block(int* data) {
 
 }   // namespace
 
+TEST_CASE("launch: of a span with gaps the bytes that are moved count, and all of it may not be shared") {
+    float memory[10];
+    Launch where(1, 1);
+    where.reads(memory, 24).writes(memory, 40, 12).reads(nullptr, 8, 8);
+    CHECK(where.bytes() == 24 + 12);
+#ifdef HOST_EXECUTION_MODEL
+    REQUIRE(where.accesses().size() == 2);
+    CHECK(where.accesses()[1].bytes == 40);
+#endif
+}
+
 TEST_CASE("launch: every thread of a 3-D grid runs once, at its position") {
     Device device;
     dim3 grid(3, 2, 4), block(5, 3, 2);

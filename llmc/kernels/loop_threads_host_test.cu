@@ -242,7 +242,7 @@ TEST_CASE_TEMPLATE("loop_threads: norms of heads agree either way", Real, float,
                 .turns = true,
                 .angles = {0, rows, {}, {.theta = 10000}, false}};
             head_norms_forward(args, 1e-5f, true, stream);
-            args.heads = gradient.data(), args.angles.backward = true;
+            args.heads = gradient.data();
             head_norms_backward(args, dq.data(), dk.data(), scratch.data(), false, stream);
             std::vector<float> all;
             for (const auto* of : {&heads, &gradient, &raw}) append(all, *of, stream);

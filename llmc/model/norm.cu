@@ -6,7 +6,6 @@ Norm::Norm(const StageTools& tools, const ModelState<floatX>& parameters, const 
     : tools_(tools),
       weight_index_(parameters.index(name + ".weight", layer)),
       bias_index_(parameters.storage().table().find(name + ".bias", layer)),
-      width_(static_cast<int>(parameters.storage().table()[weight_index_].tensor.rows)),
       weight_(parameters.tensor(weight_index_)),
       bias_(bias_index_ < 0 ? nullptr : parameters.tensor(bias_index_)) {}
 
@@ -26,7 +25,7 @@ void Norm::forward(const NormOutput& to, const floatX* in, int rows) const {
                                                .weight = weight_,
                                                .bias = bias_,
                                                .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                               .C = width_,
+                                               .C = tools_.sizes.C,
                                                .epsilon = epsilon(),
                                                .rounds_before_weight = rounds_before_weight()},
                       tools_.stream);
@@ -42,14 +41,14 @@ void Norm::add_forward(floatX* residual, const NormOutput& to, const floatX* in,
                                                                 .weight = weight_,
                                                                 .bias = bias_,
                                                                 .rows = rows < 0 ? tools_.sizes.residual_rows() : rows,
-                                                                .C = width_,
+                                                                .C = tools_.sizes.C,
                                                                 .epsilon = epsilon(),
                                                                 .rounds_before_weight = rounds_before_weight()},
                                tools_.stream);
 }
 
 void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQueue& queue) const {
-    const int C = width_;
+    const int C = tools_.sizes.C;
     const GradientTarget dweight = vector_target(gradients, weight_index_, args.aside);
     void* const bias_aside = args.aside ? (TypedPointer{args.aside, gradients.type()} + norm_stride(C)).data : nullptr;
     const GradientTarget dbias =

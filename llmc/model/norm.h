@@ -16,7 +16,7 @@ public:
     Norm(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer = -1);
     static std::vector<ParamRow> parameters(const std::string& name, const ModelConfig& config);
 
-    // Computes to.out = norm(in) of `rows` rows, by default this rank's residual rows; C is the weight's length.
+    // Computes to.out = norm(in) of `rows` rows of C, by default this rank's residual rows.
     void forward(const NormOutput& to, const floatX* in, int rows = -1) const;
     // Computes residual = in + added and to.out = norm(residual).
     void add_forward(floatX* residual, const NormOutput& to, const floatX* in, const floatX* added,
@@ -39,7 +39,7 @@ private:
     float epsilon() const { return static_cast<float>(tools_.sizes.model.norm_eps); }
 
     const StageTools& tools_;
-    int weight_index_, bias_index_, width_;
+    int weight_index_, bias_index_;
     const floatX *weight_, *bias_;
 };
 

@@ -47,6 +47,7 @@ cudaError_t start_kernel(void (*kernel)(Parameters...), const How& how, std::typ
     operation.line = how.line();
     operation.accesses = how.accesses();
     operation.work.flops = how.flops();
+    operation.work.bytes = static_cast<double>(how.bytes());
     operation.step = [call, grid]() mutable {
         grid.task = {Call::run, &call};
         host::GridFault fault = host::run_grid(grid);

@@ -71,12 +71,11 @@ void launch_attention_delta(const AttentionBackward<T, G>& a, cudaStream_t strea
     const std::int64_t rows = std::int64_t{shape.B} * shape.NH * shape.Tq;
     ENSURE(rows < std::int64_t{1} << 31, rows, " rows of all heads are more than one launch can cover");
     const std::int64_t blocks = ceil_div(rows, DELTA_ROWS);
-    launch(attention_delta<T, G>,
-           Launch(static_cast<unsigned>(blocks), DELTA_THREADS, 0, stream)
-               .reads(a.dout.data, query_bytes(a.dout, shape))
-               .reads(a.out.data, query_bytes(a.out, shape))
-               .writes(a.delta, row_bytes(shape)),
-           a);
+    launch(
+        attention_delta<T, G>,
+        with_queries(Launch(static_cast<unsigned>(blocks), DELTA_THREADS, 0, stream).writes(a.delta, row_bytes(shape)),
+                     shape, a.dout, a.out),
+        a);
 }
 
 template <class T, class O>

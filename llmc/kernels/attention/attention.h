@@ -88,6 +88,17 @@ struct AttentionShape {
     int kv_heads() const { return NH / group; }
 };
 
+// Returns the bytes from the first to past the last element of a view, and those of its elements alone.
+template <class T>
+std::size_t view_span(const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
+    const std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + s.HS;
+    return static_cast<std::size_t>(last) * sizeof(T);
+}
+template <class T>
+std::size_t view_bytes(const HeadsView<T>&, const AttentionShape& s, int tokens, int heads) {
+    return static_cast<std::size_t>(std::int64_t{s.B} * tokens * heads * s.HS) * sizeof(T);
+}
+
 inline AttentionShape self_attention_shape(int B, int T, int NH, int HS, bool causal = true, int group = 1) {
     return {B, NH, T, T, HS, 1.0f / std::sqrt(static_cast<float>(HS)), causal, 0, 0, group};
 }

@@ -44,14 +44,13 @@ void launch_attention_backward_fma(const AttentionBackward<T, G>& a, cudaStream_
                                 : documents ? attention_backward_queries_fma<T, G, D, false, true>
                                                   : attention_backward_queries_fma<T, G, D, false>;
         launch(of_queries,
-               backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
-                   .writes(a.dq.data, query_bytes(a.dq, a.shape)),
+               with_queries(backward_launch(a, query_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream),
+                            a.shape, a.dq),
                a);
         dim3 key_grid(ceil_div(a.shape.Tk, FmaTile<D>::rows), a.shape.kv_heads(), a.shape.B);
         launch(documents ? attention_backward_keys_fma<T, G, D, true> : attention_backward_keys_fma<T, G, D>,
-               backward_launch(a, key_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream)
-                   .writes(a.dk.data, key_bytes(a.dk, a.shape))
-                   .writes(a.dv.data, key_bytes(a.dv, a.shape)),
+               with_keys(backward_launch(a, key_grid, FmaTile<D>::threads, FmaTile<D>::backward_bytes, stream), a.shape,
+                         a.dk, a.dv),
                a);
     });
 }

@@ -87,11 +87,9 @@ void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspac
     const HopperBackwardShared in_memory = places.in(workspace);
     CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
     const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
-    launch(attention_backward_hopper<G, D>,
-           backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
-               .writes(a.dq.data, query_bytes(a.dq, shape))
-               .writes(a.dk.data, key_bytes(a.dk, shape))
-               .writes(a.dv.data, key_bytes(a.dv, shape))
-               .writes(workspace, places.all() * sizeof(float)),
-           a, hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
+    const Launch where =
+        backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
+            .writes(workspace, places.all() * sizeof(float));
+    launch(attention_backward_hopper<G, D>, with_queries(with_keys(where, shape, a.dk, a.dv), shape, a.dq), a,
+           hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
 }

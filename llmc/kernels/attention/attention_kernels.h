@@ -34,20 +34,26 @@ template <class G>
 void launch_attention_backward_hopper(const AttentionBackward<bf16, G>& arguments, float* workspace,
                                       cudaStream_t stream);
 
-// Returns the bytes from the first to past the last one that a view touches, to check that unordered operations do not
-// share memory.
+// Declares that a kernel reads a view, or writes one of elements that are not const.
 template <class T>
-std::size_t view_bytes(const HeadsView<T>& view, const AttentionShape& shape, int tokens, int heads) {
-    std::int64_t last = (shape.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + shape.HS;
-    return static_cast<std::size_t>(last) * sizeof(T);
+void declare_view(Launch& where, const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
+    const std::size_t span = view_span(view, s, tokens, heads), bytes = view_bytes(view, s, tokens, heads);
+    if constexpr (std::is_const_v<T>) {
+        where.reads(view.data, span, bytes);
+    } else {
+        where.writes(view.data, span, bytes);
+    }
 }
-template <class T>
-std::size_t query_bytes(const HeadsView<T>& view, const AttentionShape& shape) {
-    return view_bytes(view, shape, shape.Tq, shape.NH);
+// Return the launch with views declared: of queries' shape, and of keys'.
+template <class... Views>
+Launch with_queries(Launch where, const AttentionShape& shape, const Views&... views) {
+    (declare_view(where, views, shape, shape.Tq, shape.NH), ...);
+    return where;
 }
-template <class T>
-std::size_t key_bytes(const HeadsView<T>& view, const AttentionShape& shape) {
-    return view_bytes(view, shape, shape.Tk, shape.kv_heads());
+template <class... Views>
+Launch with_keys(Launch where, const AttentionShape& shape, const Views&... views) {
+    (declare_view(where, views, shape, shape.Tk, shape.kv_heads()), ...);
+    return where;
 }
 inline std::size_t row_bytes(const AttentionShape& shape) {
     return sizeof(float) * shape.B * static_cast<std::size_t>(shape.NH) * shape.Tq;
@@ -66,23 +72,16 @@ inline Launch attention_launch(const AttentionShape& shape, dim3 grid, int threa
 
 template <class T, class O>
 Launch forward_launch(const AttentionForward<T, O>& a, dim3 grid, int threads, int shared_bytes, cudaStream_t stream) {
-    return attention_launch(a.shape, grid, threads, shared_bytes, stream)
-        .reads(a.q.data, query_bytes(a.q, a.shape))
-        .reads(a.k.data, key_bytes(a.k, a.shape))
-        .reads(a.v.data, key_bytes(a.v, a.shape))
-        .writes(a.out.data, query_bytes(a.out, a.shape))
-        .writes(a.lse, row_bytes(a.shape));
+    Launch where = attention_launch(a.shape, grid, threads, shared_bytes, stream).writes(a.lse, row_bytes(a.shape));
+    return with_queries(with_keys(where, a.shape, a.k, a.v), a.shape, a.q, a.out);
 }
 
 // Returns a launch that declares what both kernels of backward read; each adds what it writes.
 template <class T, class G>
 Launch backward_launch(const AttentionBackward<T, G>& a, dim3 grid, int threads, int shared_bytes,
                        cudaStream_t stream) {
-    return attention_launch(a.shape, grid, threads, shared_bytes, stream)
-        .reads(a.q.data, query_bytes(a.q, a.shape))
-        .reads(a.k.data, key_bytes(a.k, a.shape))
-        .reads(a.v.data, key_bytes(a.v, a.shape))
-        .reads(a.dout.data, query_bytes(a.dout, a.shape))
-        .reads(a.lse, row_bytes(a.shape))
-        .reads(a.delta, row_bytes(a.shape));
+    Launch where = attention_launch(a.shape, grid, threads, shared_bytes, stream)
+                       .reads(a.lse, row_bytes(a.shape))
+                       .reads(a.delta, row_bytes(a.shape));
+    return with_queries(with_keys(where, a.shape, a.k, a.v), a.shape, a.q, a.dout);
 }

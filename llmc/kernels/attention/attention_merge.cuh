@@ -39,9 +39,14 @@ void copy_heads(const HeadsView<Out>& out, const HeadsView<In>& in, const HeadSi
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Returns the launch with views declared, written unless they are const.
+template <class... Views>
+Launch with_heads(const Launch& where, const HeadSizes& s, const Views&... views) {
+    return with_queries(where, AttentionShape{s.B, s.NH, s.T, s.T, s.HS, 1.0f}, views...);
+}
 template <class T>
-std::size_t heads_bytes(const HeadsView<T>& view, const HeadSizes& s) {
-    return view_bytes(view, AttentionShape{s.B, s.NH, s.T, s.T, s.HS, 1.0f}, s.T, s.NH);
+HeadsView<const T> read_only(const HeadsView<T>& view) {
+    return view;
 }
 
 struct HeadRow {
@@ -98,10 +103,10 @@ inline void merge_attention(const AttentionMerge& args, cudaStream_t stream) {
     const std::size_t lse_rows = static_cast<std::size_t>(s.B) * static_cast<std::size_t>(s.NH);
     const std::size_t lse_floats =
         (lse_rows - 1) * static_cast<std::size_t>(args.lse_tokens) + static_cast<std::size_t>(s.T);
-    where.reads(args.out.data, heads_bytes(args.out, s)).writes(args.out.data, heads_bytes(args.out, s));
-    where.reads(args.block_out.data, heads_bytes(args.block_out, s));
-    where.reads(args.lse, lse_floats * sizeof(float)).writes(args.lse, lse_floats * sizeof(float));
-    where.reads(args.block_lse, lse_rows * static_cast<std::size_t>(s.T) * sizeof(float));
+    where = with_heads(where, s, args.out, read_only(args.out), args.block_out);
+    const std::size_t lse_span = lse_floats * sizeof(float),
+                      lse_bytes = lse_rows * static_cast<std::size_t>(s.T) * sizeof(float);
+    where.reads(args.lse, lse_span, lse_bytes).writes(args.lse, lse_span, lse_bytes).reads(args.block_lse, lse_bytes);
     launch(merge_attention_kernel<AttentionMerge>, where, args);
 }
 
@@ -129,7 +134,7 @@ void copy_heads(const HeadsView<Out>& out, const HeadsView<In>& in, const HeadSi
                 cudaStream_t stream) {
     check_sizes(sizes);
     Launch where = elementwise_launch(sizes.rows() * sizes.HS, stream);
-    where.reads(in.data, heads_bytes(in, sizes)).writes(out.data, heads_bytes(out, sizes));
-    if (accumulate) where.reads(out.data, heads_bytes(out, sizes));
+    where = with_heads(where, sizes, read_only(in), out);
+    if (accumulate) where = with_heads(where, sizes, read_only(out));
     launch(copy_heads_kernel<Out, In>, where, out, in, sizes, accumulate);
 }

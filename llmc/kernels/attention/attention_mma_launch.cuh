@@ -40,15 +40,11 @@ void launch_backward(const AttentionBackward<bf16, G>& a, cudaStream_t stream) {
     using Keys = MmaKeysTile<D, GROUPED || DOCUMENTS>;
     dim3 query_grid(ceil_div(a.shape.Tq, Queries::queries), a.shape.NH, a.shape.B);
     launch(attention_backward_queries_mma<G, D, GROUPED, DOCUMENTS>,
-           backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream)
-               .writes(a.dq.data, query_bytes(a.dq, a.shape)),
+           with_queries(backward_launch(a, query_grid, Queries::threads, Queries::shared_bytes, stream), a.shape, a.dq),
            a);
     dim3 key_grid(ceil_div(a.shape.Tk, Keys::keys), a.shape.kv_heads(), a.shape.B);
     launch(attention_backward_keys_mma<G, D, GROUPED, DOCUMENTS>,
-           backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream)
-               .writes(a.dk.data, key_bytes(a.dk, a.shape))
-               .writes(a.dv.data, key_bytes(a.dv, a.shape)),
-           a);
+           with_keys(backward_launch(a, key_grid, Keys::threads, Keys::shared_bytes, stream), a.shape, a.dk, a.dv), a);
 }
 
 template <class G, bool DOCUMENTS>

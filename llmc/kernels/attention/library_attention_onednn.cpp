@@ -16,21 +16,32 @@
 
 namespace {
 
-// Returns the memory that a view touches, gaps between its rows included.
+// Declares that an operation reads a view, or writes one of elements that are not const.
 template <class T>
-host::Access access(const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
-    std::int64_t last = (s.B - 1) * view.batch + (tokens - 1) * view.token + (heads - 1) * view.head + s.HS;
-    return {view.data, static_cast<std::size_t>(last) * sizeof(T), !std::is_const_v<T>};
+void add(host::Operation& operation, const HeadsView<T>& view, const AttentionShape& s, int tokens, int heads) {
+    operation.accesses.push_back({view.data, view_span(view, s, tokens, heads), !std::is_const_v<T>});
+    operation.work.bytes += static_cast<double>(view_bytes(view, s, tokens, heads));
+}
+template <class... Views>
+void add_queries(host::Operation& operation, const AttentionShape& s, const Views&... views) {
+    (add(operation, views, s, s.Tq, s.NH), ...);
+}
+template <class... Views>
+void add_keys(host::Operation& operation, const AttentionShape& s, const Views&... views) {
+    (add(operation, views, s, s.Tk, s.kv_heads()), ...);
 }
 
-host::Access rows_access(const float* data, const AttentionShape& s, bool write) {
-    return {data, sizeof(float) * s.B * s.NH * static_cast<std::size_t>(s.Tq), write};
+void add_rows(host::Operation& operation, const float* data, const AttentionShape& s, bool write) {
+    const std::size_t bytes = sizeof(float) * s.B * s.NH * static_cast<std::size_t>(s.Tq);
+    operation.accesses.push_back({data, bytes, write});
+    operation.work.bytes += static_cast<double>(bytes);
 }
 
 void add_mask(host::Operation& operation, const AttentionShape& s) {
     if (!s.documents.first) return;
     const std::int64_t keys = (s.B - 1) * s.documents.batch + s.Tq;
     operation.accesses.push_back({s.documents.first, static_cast<std::size_t>(keys) * sizeof(int), false});
+    operation.work.bytes += static_cast<double>(keys) * sizeof(int);
 }
 
 // Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
@@ -96,8 +107,9 @@ void LibraryAttention::forward(const AttentionForward<T, O>& a, cudaStream_t str
     host::Operation operation;
     operation.name = "library attention forward";
     operation.work.flops = 2 * matmul_flops(s);
-    operation.accesses = {access(a.out, s, s.Tq, s.NH), rows_access(a.lse, s, true), access(a.q, s, s.Tq, s.NH),
-                          access(a.k, s, s.Tk, s.kv_heads()), access(a.v, s, s.Tk, s.kv_heads())};
+    add_queries(operation, s, a.out, a.q);
+    add_keys(operation, s, a.k, a.v);
+    add_rows(operation, a.lse, s, true);
     add_mask(operation, s);
     operation.step = [a] {
         const int blocks = (a.shape.Tq + host::attention::query_block - 1) / host::attention::query_block;
@@ -124,11 +136,10 @@ void LibraryAttention::backward(const AttentionBackward<T, G>& a, cudaStream_t s
     host::Operation operation;
     operation.name = "library attention backward";
     operation.work.flops = 5 * matmul_flops(s);
-    operation.accesses = {access(a.dq, s, s.Tq, s.NH),         access(a.dk, s, s.Tk, s.kv_heads()),
-                          access(a.dv, s, s.Tk, s.kv_heads()), access(a.dout, s, s.Tq, s.NH),
-                          access(a.out, s, s.Tq, s.NH),        access(a.q, s, s.Tq, s.NH),
-                          access(a.k, s, s.Tk, s.kv_heads()),  access(a.v, s, s.Tk, s.kv_heads()),
-                          rows_access(a.delta, s, true),       rows_access(a.lse, s, false)};
+    add_queries(operation, s, a.dq, a.dout, a.out, a.q);
+    add_keys(operation, s, a.dk, a.dv, a.k, a.v);
+    add_rows(operation, a.delta, s, true);
+    add_rows(operation, a.lse, s, false);
     add_mask(operation, s);
     operation.step = [a] {
         host::parallel_for(

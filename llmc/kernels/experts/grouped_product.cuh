@@ -150,7 +150,9 @@ Launch grouped_launch(const Product& p, dim3 grid, int threads, int shared_bytes
     where.reads(p.b, sizeof(typename Product::B) * N * (sums ? in_memory(p.b_rows) : groups * K));
     where.reads(p.a_rows.source, sizeof(std::int32_t) * rows).reads(p.b_rows.source, sizeof(std::int32_t) * rows);
     where.reads(p.offsets, sizeof(std::int32_t) * (groups + 1));
-    where.writes(p.out, sizeof(typename Product::Out) * (sums ? groups : 1) * M * N);
+    const std::size_t out_bytes = sizeof(typename Product::Out) * (sums ? groups : 1) * M * N;
+    where.writes(p.out, out_bytes);
+    if (p.accumulate) where.reads(p.out, out_bytes);
     p.declare_more(where);
     return where.multiplies(2.0 * p.M * p.N * p.K);
 }

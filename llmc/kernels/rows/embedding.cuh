@@ -100,7 +100,8 @@ void embedding_forward(const EmbeddingForward<Real>& args, cudaStream_t stream) 
     const std::int64_t rows = static_cast<std::int64_t>(args.B) * args.T;
     if (rows == 0) return;
     Launch where = elementwise_launch(padded_elements(rows, args.C), stream);
-    where.reads(args.tokens, rows * sizeof(int)).reads(args.wte, sizeof(Real) * args.V * args.C);
+    const std::size_t read = sizeof(Real) * std::min<std::int64_t>(rows, args.V) * args.C;   // at most
+    where.reads(args.tokens, rows * sizeof(int)).reads(args.wte, sizeof(Real) * args.V * args.C, read);
     if (args.positions.of_rows) {
         where.reads(args.positions.of_rows, rows * sizeof(int));   // also rows of wpe that only the device knows
     } else if (args.positions.list) {
@@ -231,8 +232,11 @@ void embedding_backward(const EmbeddingBackward<Real, Grad>& args, cudaStream_t 
         const std::int64_t short_elements = padded_elements(groups.groups - groups.long_groups, args.C);
         const unsigned blocks = blocks_for(long_blocks * kElementwiseBlock + short_elements, kElementwiseBlock);
         Launch where{dim3(blocks), dim3(kGroupThreads), 0, stream};
-        const std::size_t dwte_bytes = sizeof(Grad) * args.V * args.C;
-        where.reads(args.dout, dout_bytes).reads(args.dwte, dwte_bytes).writes(args.dwte, dwte_bytes);
+        const std::size_t dwte_bytes = sizeof(Grad) * args.V * args.C,
+                          changed = sizeof(Grad) * std::min(std::int64_t{args.B} * args.T, std::int64_t{args.V}) *
+                                    args.C;   // at most
+        where.reads(args.dout, dout_bytes).reads(args.dwte, dwte_bytes, changed);
+        where.writes(args.dwte, dwte_bytes, changed);
         where.reads(args.groups.order, args.groups.positions * sizeof(int));
         where.reads(args.groups.tokens, args.groups.groups * sizeof(int));
         where.reads(args.groups.starts, (args.groups.groups + 1) * sizeof(int));

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "llmc/base/check.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/rows/layernorm.cuh"
@@ -41,15 +42,15 @@ struct HeadNorms {
     int rows, HS;       // HS a multiple of 8, of 16 if heads are turned; at most 256
     NormedHeads<Real> queries, keys;
     bool turns;            // false: without rotary positions
-    RotaryAngles angles;   // `backward` as the call
+    RotaryAngles angles;   // `backward` is set by the call
 };
 
 template <class Real>
-void head_norms_forward(const HeadNorms<Real>& args, float epsilon, bool rounds_before_weight, cudaStream_t stream);
+void head_norms_forward(HeadNorms<Real> args, float epsilon, bool rounds_before_weight, cudaStream_t stream);
 
 // Writes, or adds to, the gradients (HS) of both weights. scratch: head_norms_scratch(rows, HS) floats.
 template <class Real, class Grad>
-void head_norms_backward(const HeadNorms<Real>& args, Grad* dqueries, Grad* dkeys, float* scratch, bool accumulate,
+void head_norms_backward(HeadNorms<Real> args, Grad* dqueries, Grad* dkeys, float* scratch, bool accumulate,
                          cudaStream_t stream);
 
 inline std::size_t head_norms_scratch(int rows, int HS);
@@ -57,6 +58,7 @@ inline std::size_t head_norms_scratch(int rows, int HS);
 // ---------------------------------------------------------------------------------------------------------------------
 
 constexpr int kHeadNormsThreads = 128, kHeadNormsLargestHead = 256;
+static_assert(kHeadNormsLargestHead >= kLargestHead);
 
 // Returns the threads that share a row: a power of two, of which each has sixteen channels of a head or none.
 inline unsigned head_norms_sharers(int HS) { return std::bit_ceil(static_cast<unsigned>(ceil_div(HS, 16))); }
@@ -211,7 +213,7 @@ __device__ __forceinline__ void norm_heads(Real* heads, const NormedHeads<Real>&
 }
 
 template <class Real>
-__global__ void __launch_bounds__(kHeadNormsThreads, 4)
+__global__ void __launch_bounds__(kHeadNormsThreads, 3)
     head_norms_forward_kernel(HeadNorms<Real> a, float log2_theta, float epsilon, bool rounds_before_weight) {
     const RowOfHeads row(a, static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y), log2_theta);
     Real* const heads = a.heads + row.row * a.row;
@@ -242,7 +244,7 @@ __device__ __forceinline__ Vec8<float> input_gradient(const Vec8<float>& d, cons
     return dx;
 }
 
-// Turns the gradients of a row's queries, or of its keys, into those of the norms' inputs, and adds dw to `sums`. All
+// Replaces the gradients of a row's queries, or of its keys, by those of the norms' inputs, and adds dw to `sums`. All
 // threads of a warp call it together.
 template <class Real>
 __device__ __forceinline__ void norm_heads_backward(Real* heads, const NormedHeads<Real>& of, const RowOfHeads& row,
@@ -313,7 +315,7 @@ __global__ void __launch_bounds__(kHeadNormsThreads, 3)
     head_norms_backward_kernel(HeadNorms<Real> a, float log2_theta, float* partials) {
     HeadPair<float> sums[2][kHeadPairs] = {};
     const int step = static_cast<int>(gridDim.x * blockDim.y);
-    // Every thread of a block makes the same number of turns, inside the rows or not.
+    // Every thread of a block goes round the loop equally often, inside the rows or not.
     for (int base = static_cast<int>(blockIdx.x * blockDim.y); base < a.rows; base += step) {
         const RowOfHeads row(a, base + static_cast<int>(threadIdx.y), log2_theta);
         Real* const heads = a.heads + row.row * a.row;
@@ -348,8 +350,10 @@ void declare_head_norms(Launch& where, const HeadNorms<Real>& a) {
     ENSURE(a.HS % (a.turns ? 16 : 8) == 0 && a.HS <= kHeadNormsLargestHead && a.row % 8 == 0, "norms of heads of ",
            a.HS, " channels in rows of ", a.row);
     const std::int64_t span = (a.rows - 1) * a.row + std::int64_t{a.queries.count + a.keys.count} * a.HS;
-    const std::size_t bytes = static_cast<std::size_t>(span) * sizeof(Real);
-    where.reads(a.heads, bytes).writes(a.heads, bytes);
+    const std::size_t in_memory = static_cast<std::size_t>(span) * sizeof(Real),
+                      bytes = sizeof(Real) * static_cast<std::size_t>(std::int64_t{a.rows} * a.HS) *
+                              static_cast<std::size_t>(a.queries.count + a.keys.count);
+    where.reads(a.heads, in_memory, bytes).writes(a.heads, in_memory, bytes);
     if (a.turns) a.angles.declare(where, a.rows);
     auto declare = [&](const NormedHeads<Real>& of) {
         const std::size_t heads = static_cast<std::size_t>(a.rows) * static_cast<std::size_t>(of.count);
@@ -366,8 +370,9 @@ void declare_head_norms(Launch& where, const HeadNorms<Real>& a) {
 }
 
 template <class Real>
-void head_norms_forward(const HeadNorms<Real>& args, float epsilon, bool rounds_before_weight, cudaStream_t stream) {
+void head_norms_forward(HeadNorms<Real> args, float epsilon, bool rounds_before_weight, cudaStream_t stream) {
     if (args.rows == 0) return;
+    args.angles.backward = false;
     const unsigned sharers = head_norms_sharers(args.HS), rows = kHeadNormsThreads / sharers;
     Launch where{dim3(blocks_for(args.rows, rows)), dim3(loop_threads(sharers), rows), 0, stream};
     declare_head_norms(where, args);
@@ -375,9 +380,10 @@ void head_norms_forward(const HeadNorms<Real>& args, float epsilon, bool rounds_
 }
 
 template <class Real, class Grad>
-void head_norms_backward(const HeadNorms<Real>& args, Grad* dqueries, Grad* dkeys, float* scratch, bool accumulate,
+void head_norms_backward(HeadNorms<Real> args, Grad* dqueries, Grad* dkeys, float* scratch, bool accumulate,
                          cudaStream_t stream) {
     ENSURE(args.rows > 0, "backward of norms of heads of no rows");
+    args.angles.backward = true;
     const unsigned sharers = head_norms_sharers(args.HS);
     const bool one_thread = loop_threads(kHeadNormsThreads) == 1;
     const dim3 block = one_thread ? dim3(1) : dim3(sharers, kHeadNormsThreads / sharers);

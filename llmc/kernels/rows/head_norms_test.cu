@@ -110,6 +110,13 @@ TEST_CASE_TEMPLATE("norms of heads: both directions match double loops, with rot
         auto q_weight = test.tensor<Real>(expected.weight[0]), k_weight = test.tensor<Real>(expected.weight[1]);
         auto q_raw = test.output<Real>(queries * HS), k_raw = test.output<Real>(keys * HS);
         auto q_rstd = test.output<float>(queries), k_rstd = test.output<float>(keys);
+        // positions by number, or by a list of more tokens
+        const bool listed = shape.keys % 2 == 0;
+        const int before = listed ? 3 : 0, tokens = shape.rows + before;
+        std::vector<int> list(static_cast<std::size_t>(tokens));
+        for (int t = 0; t < tokens; t++) list[static_cast<std::size_t>(t)] = first_position + t - before;
+        const auto device_list = test.ints(list);
+        const Positions positions = listed ? Positions{.list = device_list.data()} : Positions{.first = first_position};
         HeadNorms<Real> args{.heads = heads.data(),
                              .row = shape.row(),
                              .rows = shape.rows,
@@ -117,7 +124,7 @@ TEST_CASE_TEMPLATE("norms of heads: both directions match double loops, with rot
                              .queries = of(0, q_weight, q_raw, q_rstd),
                              .keys = of(1, k_weight, k_raw, k_rstd),
                              .turns = shape.turns,
-                             .angles = {0, shape.rows, {.first = first_position}, frequencies, false}};
+                             .angles = {before, tokens, positions, frequencies, false}};
         head_norms_forward(args, epsilon, true, test.stream);
         const Doubles rstd[] = {q_rstd.values(), k_rstd.values()}, raw[] = {q_raw.values(), k_raw.values()};
         for (int i = 0; i < 2; i++) {
@@ -141,7 +148,7 @@ TEST_CASE_TEMPLATE("norms of heads: both directions match double loops, with rot
             auto dy = test.tensor<Real>(expected.dy);
             auto dq = test.tensor<float>(Doubles(HS, 1.0)), dk = test.tensor<float>(Doubles(HS, 1.0));
             auto scratch = test.output<float>(head_norms_scratch(shape.rows, shape.HS));
-            args.heads = dy.data(), args.angles.backward = true;
+            args.heads = dy.data();
             head_norms_backward(args, dq.data(), dk.data(), scratch.data(), accumulate, test.stream);
             check_close(dy.values(), expected.dx, error(expected.dx, expected.dx_size, 0), what);
             const Doubles found[] = {dq.values(), dk.values()};

@@ -29,6 +29,7 @@ struct RotaryFrequencies {
     float high = 4;      // one with more turns than this by nothing; low < high
 };
 
+// Angles of the rows of a call: positions times frequencies.
 struct RotaryAngles {
     int first_row, T;      // row r is token (first_row + r) % T of the local ones
     Positions positions;   // positions of the local tokens
@@ -136,8 +137,10 @@ void rotary(const Rotary<Real>& args, cudaStream_t stream) {
     ENSURE(args.HS % 16 == 0 && args.row % 8 == 0, "rotary positions of heads of ", args.HS, " in rows of ", args.row);
     if (args.rows == 0) return;
     Launch where = elementwise_launch(std::int64_t{args.rows} * (args.HS / 2), stream);
-    const std::size_t bytes = sizeof(Real) * static_cast<std::size_t>(args.rows) * static_cast<std::size_t>(args.row);
-    where.writes(args.heads, bytes);
+    const auto rows = static_cast<std::size_t>(args.rows);
+    const std::size_t span = sizeof(Real) * rows * static_cast<std::size_t>(args.row),
+                      bytes = sizeof(Real) * rows * static_cast<std::size_t>(args.turned * args.HS);
+    where.reads(args.heads, span, bytes).writes(args.heads, span, bytes);
     args.angles.declare(where, args.rows);
     launch(rotary_kernel<Real>, where, args, args.angles.log2_theta());
 }

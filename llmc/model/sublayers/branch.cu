@@ -107,9 +107,12 @@ const floatX* Branch::project_backward(const SublayerBackward& args, const Branc
     const floatX* const kept =
         norm_after() ? dprojected
                      : keep_gradient(args, args.delayed_dout, dprojected, tools_.sizes.residual_elements(), stream);
+    const floatX* const entered = entered_rows(args, a);
     args.queue.add([=, this, &cut, &gradients = args.gradients, &queue = args.queue, delayed = args.delayed()] {
-        // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them.
+        // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them. Those
+        // that the next product reads, of in_, travel beside this one.
         const floatX* const all = delayed ? cut.reduce_from_tp_backward(kept, queue, stream) : dout;
+        if (delayed) cut.will_gather_to_tp(entered, stream);
         out_.backward_weight(gradients, all, inner, rows, stream);
     });
     return dout;
@@ -120,7 +123,7 @@ void Branch::enter_backward(const SublayerBackward& args, const BranchActivation
     CutPoints& cut = tools_.cut_points;
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
-    const floatX* const entered = norm_after() ? args.in : a.norm.out;
+    const floatX* const entered = entered_rows(args, a);
     if (!args.delayed()) cut.will_gather_to_tp(entered, stream);   // its gather hides behind the matmul before its use
     const floatX* const kept = keep_gradient(args, hidden, dhidden, std::int64_t{rows} * in_.out_channels(), stream);
     args.queue.add([=, this, &cut, &gradients = args.gradients] {

@@ -38,6 +38,10 @@ public:
     const floatX* cached_projection(const CachedStep& step, const BranchActivations& a, const floatX* inner) const;
 
 private:
+    // Returns the rows that enter in_, of the residual region.
+    const floatX* entered_rows(const SublayerBackward& args, const BranchActivations& a) const {
+        return norm_after() ? args.in : a.norm.out;
+    }
     bool norm_after() const { return tools_.sizes.model.norm_after(); }
     void norm_projection(const BranchActivations& a, const floatX* inner) const;
     void norm_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dout) const;

@@ -2,6 +2,7 @@
 // (llmc/cuda_on_cpu/clock/record.h): the times are modelled, the order of work is the program's own. What travels takes
 // 16 of 132 multiprocessors from the work beside it.
 #include <cmath>
+#include <string>
 
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/kernels/init.cuh"
@@ -96,6 +97,35 @@ TEST_CASE("ring: a hop costs its multiprocessors, and what it travels longer tha
         CHECK(within(seconds(record_ring(true, {}), times), backward + g, 0.01));
         CHECK(within(seconds(record_ring(true, {true, false}), times), backward + together(0.7, g), 0.01));
     }
+}
+
+TEST_CASE("ring: keys and values are copied, added to and rounded at once, and only bytes that are moved count") {
+    const double s = T * NH * HS, element = sizeof(floatX), rounded = sizeof(floatX) < 4 ? 1 : 0,
+                 rows = 4.0 * T * NH;   // bytes of lse
+    struct Kernels {
+        double count = 0, bytes = 0;
+    };
+    auto kernels = [](const host::Recording& recording, const char* name) {
+        Kernels found;
+        for (const host::RecordedStep& step : recording) {
+            if (step.name.find(name) == std::string::npos) continue;
+            found.count++, found.bytes += step.work.bytes;
+        }
+        return found;
+    };
+    const host::Recording forward = record_ring(false, {})[0], backward = record_ring(true, {})[0];
+    const Kernels copies = kernels(forward, "copy_heads"), merges = kernels(forward, "merge_attention"),
+                  gradients = kernels(backward, "copy_heads"), attention = kernels(backward, "library attention");
+    CHECK(copies.count == 1 + rounded);
+    CHECK(copies.bytes == 4 * s * element + rounded * s * (4 + element));
+    CHECK(merges.count == N - 1);
+    CHECK(merges.bytes == (N - 1) * (s / 2 * 3 * 4 + rows / 2 * 3));
+    CHECK(gradients.count == 1 + (N - 1) + (N - 2) + 1 + 2 * rounded);
+    CHECK(gradients.bytes == 4 * s * element + (N - 1) * s / 2 * 3 * 4 + (N - 2) * 2 * s * 3 * 4 + 2 * s * 3 * 4 +
+                                 rounded * 3 * s * (4 + element));
+    CHECK(attention.count == N);
+    const double queries = s * (4 + 3 * element) + 2 * rows, keys = s * (8 + 2 * element);
+    CHECK(attention.bytes == queries + keys + (N - 1) * (queries / 2 + keys));
 }
 
 TEST_CASE("ring: a host that waits while the last hop is under way shows") {

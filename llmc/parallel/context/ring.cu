@@ -11,7 +11,6 @@
 namespace {
 
 HeadSizes sizes_of(const AttentionShape& s, int tokens) { return {s.B, tokens, s.NH, s.HS}; }
-HeadSizes key_sizes(const AttentionShape& s, int tokens) { return {s.B, tokens, s.kv_heads(), s.HS}; }
 
 // Views keys (0) or values (1) in a buffer that travels, (B, T, 2, kv heads, HS).
 template <class T>
@@ -20,18 +19,32 @@ HeadsView<T> travelling(T* data, int part, const AttentionShape& s) {
     return {data + part * row, s.Tk * 2 * row, 2 * row, s.HS};
 }
 
+// Sizes and views of keys and values together, twice as many heads: each token's values follow its keys.
+HeadSizes pair_sizes(const AttentionShape& s, int tokens) { return {s.B, tokens, 2 * s.kv_heads(), s.HS}; }
+template <class T>
+HeadsView<T> pair(T* travels, const AttentionShape& s) {
+    return travelling(travels, 0, s);
+}
+template <class T>
+HeadsView<T> pair(const HeadsView<T>& k, const HeadsView<T>& v, const AttentionShape& s) {
+    ENSURE(k.head == s.HS && v.data == k.data + std::int64_t{s.kv_heads()} * s.HS && k.token == v.token &&
+               k.batch == v.batch,
+           "values that do not follow their keys in memory");
+    return k;
+}
+
 template <class T>
 HeadsView<T> from_token(const HeadsView<T>& view, int token) {
     return {view.data + token * view.token, view.batch, view.token, view.head};
 }
 
-// Returns where a result is summed in fp32: in its own place, or in `buffer` if it is bf16; then finish() rounds it.
+// Returns where a result is summed in fp32: in its own place, or in `sum` if it is bf16; then finish() rounds it.
 template <class T>
-HeadsView<float> accumulator(const HeadsView<T>& result, const DeviceBuffer<float>& buffer, const HeadSizes& s) {
+HeadsView<float> accumulator(const HeadsView<T>& result, const HeadsView<float>& sum) {
     if constexpr (std::is_same_v<T, float>) {
         return result;
     } else {
-        return contiguous_heads(buffer.data(), s.T, s.NH, s.HS);
+        return sum;
     }
 }
 template <class T>
@@ -81,8 +94,7 @@ void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& re
     half_lse_ = arena_.allocate<float>("context/half_lse", rows / 2);
     if constexpr (!std::is_same_v<floatX, float>) {
         sum_ = arena_.allocate<float>("context/sums", n);
-        for (DeviceBuffer<float>* sum : {&key_sum_, &value_sum_})
-            *sum = arena_.allocate<float>("context/sums", travels / 2);
+        pair_sum_ = arena_.allocate<float>("context/sums", travels);
     }
 }
 
@@ -118,9 +130,8 @@ void Ring::send_keys_on(int step, const AttentionShape& own) {
 void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
     const AttentionShape& shape = own.shape;
     const int T = shape.Tq;
-    const HeadsView<float> out = accumulator(own.out, sum_, sizes_of(shape, T));
-    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
-    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);
+    const HeadsView<float> out = accumulator(own.out, contiguous_heads(sum_.data(), T, shape.NH, shape.HS));
+    copy_heads(pair(keys_[0].data(), shape), pair(own.k, own.v, shape), pair_sizes(shape, T), false, compute_);
 
     for (int step = 0; step < group_.size(); step++) {
         floatX* const keys = keys_[static_cast<std::size_t>(step) % 2].data();
@@ -155,10 +166,8 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
 
 RingStep Ring::step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own) {
     const int T = own.shape.Tq;
-    for (int part : {0, 1}) {
-        copy_heads(travelling(keys_[0].data(), part, own.shape), part == 0 ? own.k : own.v, key_sizes(own.shape, T),
-                   false, compute_);
-    }
+    copy_heads(pair(keys_[0].data(), own.shape), pair(own.k, own.v, own.shape), pair_sizes(own.shape, T), false,
+               compute_);
     auto block = [=, this, &attention] {
         AttentionShape rectangle = own.shape;
         rectangle.Tq = T / 2, rectangle.causal = false, rectangle.documents = {};
@@ -184,9 +193,11 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
     const int T = shape.Tq, N = group_.size();
     const std::size_t half_bytes = sizeof(float) * static_cast<std::size_t>(T) / 2;
     const std::size_t travels = travelling_elements(shape);
-    const HeadsView<float> dq = accumulator(own.dq, sum_, sizes_of(shape, T)),
-                           dk = accumulator(own.dk, key_sum_, key_sizes(shape, T)),
-                           dv = accumulator(own.dv, value_sum_, key_sizes(shape, T));
+    const HeadsView<floatX> result = pair(own.dk, own.dv, shape);
+    const HeadsView<float> dq = accumulator(own.dq, contiguous_heads(sum_.data(), T, shape.NH, shape.HS)),
+                           dpair = accumulator(result, pair(pair_sum_.data(), shape));
+    HeadsView<float> dv = dpair;
+    dv.data += std::int64_t{shape.kv_heads()} * shape.HS;
     auto gradients_at = [&](int step) {
         const std::size_t index = static_cast<std::size_t>(step) % 2;
         if (!reuses_) return key_gradients_[index].data();
@@ -194,8 +205,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
                reusable.size(), " parts of memory, and needs two of ", sizeof(float) * travels, " bytes");
         return reinterpret_cast<float*>(reusable[index].data());
     };
-    copy_heads(travelling(keys_[0].data(), 0, shape), own.k, key_sizes(shape, T), false, compute_);
-    copy_heads(travelling(keys_[0].data(), 1, shape), own.v, key_sizes(shape, T), false, compute_);
+    copy_heads(pair(keys_[0].data(), shape), pair(own.k, own.v, shape), pair_sizes(shape, T), false, compute_);
     CUDA_CHECK(cudaMemcpy2DAsync(half_lse_.data(), half_bytes, own.lse + T / 2, 2 * half_bytes, half_bytes,
                                  static_cast<std::size_t>(shape.B) * static_cast<std::size_t>(shape.NH),
                                  cudaMemcpyDeviceToDevice, compute_));
@@ -219,7 +229,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         if (step > 0) travelled_.wait(compute_);   // keys of this step
         travel(step);
         if (step == 0) {
-            attention.backward(AttentionBackward<floatX, float>{dq, dk, dv, own.delta, own.dout, own.out, own.lse,
+            attention.backward(AttentionBackward<floatX, float>{dq, dpair, dv, own.delta, own.dout, own.out, own.lse,
                                                                 own.q, own.k, own.v, shape},
                                compute_);
             continue;
@@ -248,17 +258,12 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
         copy_heads(from_token(dq, block.first_query), block_dq, sizes_of(shape, block.queries), true, compute_);
         if (step == 1) continue;
         travelled_.wait(compute_);   // gradients, to add to
-        for (int i : {0, 1}) {
-            copy_heads(travelling(gradients_at(step), i, shape), travelling(part, i, shape),
-                       key_sizes(shape, block.keys), true, compute_);
-        }
+        copy_heads(pair(gradients_at(step), shape), pair(part, shape), pair_sizes(shape, block.keys), true, compute_);
     }
     travel(N);   // gradients go home
     queue.collective_started();
     finish(own.dq, dq, sizes_of(shape, T), compute_);
     travelled_.wait(compute_);
-    copy_heads(dk, travelling(gradients_at(N), 0, shape), key_sizes(shape, T), true, compute_);
-    copy_heads(dv, travelling(gradients_at(N), 1, shape), key_sizes(shape, T), true, compute_);
-    finish(own.dk, dk, key_sizes(shape, T), compute_);
-    finish(own.dv, dv, key_sizes(shape, T), compute_);
+    copy_heads(dpair, pair(gradients_at(N), shape), pair_sizes(shape, T), true, compute_);
+    finish(result, dpair, pair_sizes(shape, T), compute_);
 }

@@ -76,6 +76,6 @@ private:
     DeviceBuffer<float> own_part_;                       // this rank's part of key and value gradients
     DeviceBuffer<float> block_, block_lse_;              // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
     DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second chunk
-    DeviceBuffer<float> sum_, key_sum_, value_sum_;      // fp32 sums of bf16 results until complete
+    DeviceBuffer<float> sum_, pair_sum_;                 // fp32 sums of bf16 results until complete
     OwnedEvent computed_, travelled_;
 };
