@@ -29,7 +29,7 @@ ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, doub
 }
 
 ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
-                         double gradient_bytes) {
+                         double gradient_bytes, std::optional<AxisSet> axes) {
     const MeshShape& mesh = storage.place().mesh;
     const int stage = storage.place().zero_stage;
     const double m = micro_batches;
@@ -62,7 +62,9 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
         traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(span.kept) * gradient_bytes;
     };
     for (const UnitLayout& unit : storage.units()) {
-        for (const SpanLayout& span : unit.spans) add_span(unit, span);
+        for (const SpanLayout& span : unit.spans) {
+            if (!axes || span.zero == *axes) add_span(unit, span);
+        }
     }
     return traffic;
 }

@@ -1,6 +1,8 @@
 // Says by formula what ZeRO (zero.h) holds and sends.
 #pragma once
 
+#include <optional>
+
 #include "llmc/model/parameters/param_storage.h"
 
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
@@ -21,4 +23,6 @@ struct ZeroTraffic {
     double replicas = 0;                         // gradients, between groups
     double total() const { return reduce + gather + reduce_to_owner + broadcast + replicas; }
 };
-ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes, double gradient_bytes);
+// `axes`: only of what is summed over them (zero_axes, holder_axes).
+ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes, double gradient_bytes,
+                         std::optional<AxisSet> axes = {});

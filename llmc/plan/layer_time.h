@@ -8,24 +8,35 @@ struct LayerTime {
     double forward = 0, input = 0, weight = 0, recompute = 0, flops = 0;
     double tensor_bytes = 0, tensor_seconds = 0;      // bytes sent and seconds by tensor parallelism
     double tensor_forward = 0, tensor_backward = 0;   // exposed seconds, and the slowdown of work beside it
-    double tensor_slack = 0;   // seconds of work between a layer's gradients and the next exchange
-    double context_bytes = 0, context_seconds = 0, context_exposed = 0;   // sent by context parallelism
+    double tensor_weight = 0;                         // exposed seconds where gradients of weights wait
+    double tensor_turn = 0;                           // more in backward if no layer comes before
+    double tensor_between = 0;                        // work between the exchanges of backward, if there are two
+    double context_bytes = 0, context_seconds = 0;    // sent by context parallelism
+    double context_forward = 0, context_backward = 0;
+    // seconds of work between a layer's gradients and the next exchange of tensor, context or expert parallelism
+    double tensor_slack = 0, context_slack = 0, expert_slack = 0;
+    // and between a layer's begin and its first exchange
+    double context_before = 0, expert_before = 0;
     double expert_bytes = 0, expert_seconds = 0;      // bytes sent and seconds by expert parallelism
     double expert_forward = 0, expert_backward = 0;   // exposed seconds, and the slowdown of work beside it
     double expert_weight = 0;                         // exposed where gradients of weights wait
     double compute() const { return forward + input + weight + recompute; }
-    double tensor_exposed() const { return tensor_forward + tensor_backward; }
+    double tensor_exposed() const { return tensor_forward + tensor_backward + tensor_weight; }
+    double context_exposed() const { return context_forward + context_backward; }
     double expert_exposed() const { return expert_forward + expert_backward + expert_weight; }
-    double forward_seconds() const { return forward + tensor_forward + context_exposed / 3 + expert_forward; }
-    double input_seconds() const {
-        return input + recompute + tensor_backward + 2 * context_exposed / 3 + expert_backward;
-    }
-    double weight_seconds() const { return weight + expert_weight; }
+    double forward_seconds() const { return forward + tensor_forward + context_forward + expert_forward; }
+    double input_seconds() const { return input + recompute + tensor_backward + context_backward + expert_backward; }
+    double weight_seconds() const { return weight + tensor_weight + expert_weight; }
 };
 
 // Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
 struct BranchTime {
     double in = 0, out = 0;
+};
+
+// Elements of a rank's queries, and of its keys, in context parallelism; Ulysses copies heads that are too few.
+struct ContextElements {
+    double q, kv;
 };
 
 // Seconds of a layer's experts, or of the shared ones: of each product with their two matrices, and between these.

@@ -105,11 +105,11 @@ TEST_CASE("plan: of what a rank sends to all others, only those on other nodes g
     CHECK(machine.all_to_all_seconds(15e9, 16, 2) == Approx(7e9 / 350e9));   // the slower of both
 }
 
-TEST_CASE("plan: in a replay, transfers to all of a group use both links, and those around a ring the slow one") {
+TEST_CASE("plan: in a replay, transfers to all of experts' and Ulysses groups use both links, others the slow one") {
     Machine machine = known_machine("H100");
     machine.intra.bytes_per_second = 350e9, machine.inter.bytes_per_second = 50e9;
-    const virtual_clock::CostModel costs = costs_of(machine, {{"dp", {16, 2}}, {"cp ring", {16, 2}}});
-    auto seconds = [&](const std::string& group, int sent) {   // of 15 GB in all
+    const virtual_clock::CostModel costs = costs_of(machine, {{"ep", {16, 2}}, {"cp ulysses", {16, 2}}, {"cp ring", {16, 2}}});
+    auto seconds = [&](const std::string& group, int sent) {   // of 15 GB in all, joined or not
         virtual_clock::RecordedStep step;
         step.kind = virtual_clock::RecordedStep::Kind::operation, step.name = "transfer of 1 fp32 (" + group + ")";
         for (int i = 0; i < sent; i++) {
@@ -117,9 +117,11 @@ TEST_CASE("plan: in a replay, transfers to all of a group use both links, and th
         }
         return costs.exchange_seconds(step) + 15e9 * costs.seconds_per_exchanged_byte_between_nodes;
     };
-    CHECK(seconds("dp", 15) == Approx(machine.all_to_all_seconds(15e9, 16, 2)).epsilon(1e-3));
-    CHECK(seconds("dp", 1) == Approx(15e9 / 50e9).epsilon(1e-3));
-    CHECK(seconds("cp ring", 15) == Approx(15e9 / 50e9).epsilon(1e-3));
+    for (const int sent : {1, 15}) {
+        CHECK(seconds("ep", sent) == Approx(machine.all_to_all_seconds(15e9, 16, 2)).epsilon(1e-3));
+        CHECK(seconds("cp ulysses", sent) == Approx(machine.all_to_all_seconds(15e9, 16, 2)).epsilon(1e-3));
+        CHECK(seconds("cp ring", sent) == Approx(15e9 / 50e9).epsilon(1e-3));
+    }
 }
 
 TEST_CASE("plan: the table's rates of matmuls and attention, by size, are near those measured on an H200") {

@@ -86,21 +86,19 @@ std::vector<Options> shared_sequences(const Options& options, int most) {
     return all;
 }
 
-// Returns every layout that divides the ranks, whether or not the model allows it. `all_axes`: with other --cp, --ep
-// and schedules than those of the options, too.
-std::vector<Options> divided(const Options& requested, const Machine& machine, int ranks, bool all_axes) {
+// Returns every layout that divides the ranks, whether or not the model allows it.
+std::vector<Options> divided(const Options& requested, const Machine& machine, int ranks) {
     std::vector<Options> all;
-    const int context = requested.seq_len / kLeastContext;
-    const std::vector<int> experts = all_axes ? expert_ranks(requested) : std::vector{requested.ep};
+    const std::vector<int> experts = expert_ranks(requested);
     const std::vector<Options> contexts =
-        all_axes ? shared_sequences(requested, std::min(ranks, context)) : std::vector{requested};
+        shared_sequences(requested, std::min(ranks, requested.seq_len / kLeastContext));
     for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp++) {
         for (Options options : contexts) {
             const int cp = options.cp;
             for (int pp = 1; tp * cp * pp <= ranks; pp++) {
                 if (ranks % (tp * cp * pp) != 0) continue;
                 options.tp = tp, options.pp = pp, options.dp = ranks / (tp * cp * pp);
-                for (const Options& schedule : all_axes ? scheduled(options) : std::vector{as_asked(options)}) {
+                for (const Options& schedule : scheduled(options)) {
                     for (const int ep : experts) {
                         for (int zero = 0; zero <= (options.dp * cp > 1 ? 3 : 0); zero++) {
                             for (const Recompute level : {Recompute::none, Recompute::block}) {
@@ -117,8 +115,8 @@ std::vector<Options> divided(const Options& requested, const Machine& machine, i
 }
 
 std::vector<Candidate> all_layouts(const Options& options, const Machine& machine, int ranks,
-                                   const std::function<bool(const Options&)>& is_allowed, bool all_axes) {
-    std::vector<Options> listed = divided(options, machine, ranks, all_axes);
+                                   const std::function<bool(const Options&)>& is_allowed) {
+    std::vector<Options> listed = divided(options, machine, ranks);
     if (is_allowed) std::erase_if(listed, [&](const Options& one) { return !is_allowed(one); });
     std::vector<std::optional<Candidate>> found(listed.size());
     on_all_cores(static_cast<int>(listed.size()), [&](int i) {
@@ -146,17 +144,8 @@ double most_bytes(const Candidate& candidate) {
     return most;
 }
 
-// True if its closed form is within a tenth of a replay; others can be 40% too fast.
-bool is_exact(const Candidate& candidate) {
-    const Options& o = candidate.run.options;
-    return o.cp == 1 && o.ep == 1 && o.pp_schedule == PipelineKind::one_f_one_b;
-}
-
-constexpr int kExactWanted = 2;   // layouts with exact closed forms, which the others may hide
-
-// Counts the memory of layouts in their order, until enough fit, and of those with exact closed forms until
-// kExactWanted fit; after many of them only of those with the most --zero and --recompute listed, which take the least.
-// Returns those that fit with the simulator's time, by that.
+// Counts the memory of layouts in their order, until enough fit; after many of them only of those with the most --zero
+// and --recompute listed, which take the least. Returns those that fit with the simulator's time, by that.
 std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine,
                                        const SearchEffort& effort) {
     constexpr int kTogether = 16;
@@ -168,23 +157,17 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     }
     auto is_lean = [&](const Options& o) { return o.recompute == level && (o.zero == zero || o.dp * o.cp == 1); };
     std::vector<Candidate*> fitting;
-    auto enough = [&] { return static_cast<int>(fitting.size()) >= effort.wanted; };
-    int exact = 0;
-    for (std::size_t next = 0; next < all.size() && !(enough() && exact >= kExactWanted);) {
+    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < effort.wanted;) {
         std::vector<Candidate*> together;
         for (; next < all.size() && static_cast<int>(together.size()) < kTogether; next++) {
-            const bool is_wanted = !enough() || is_exact(all[next]);
-            const bool is_counted = next < effort.counts_all || is_lean(all[next].run.options);
-            if (is_wanted && is_counted) together.push_back(&all[next]);
+            if (next < effort.counts_all || is_lean(all[next].run.options)) together.push_back(&all[next]);
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
             Candidate& candidate = *together[static_cast<std::size_t>(i)];
             candidate.bytes = most_bytes(candidate);
         });
         for (Candidate* const candidate : together) {
-            if (!candidate->fits(machine)) continue;
-            fitting.push_back(candidate);
-            exact += is_exact(*candidate) ? 1 : 0;
+            if (candidate->fits(machine)) fitting.push_back(candidate);
         }
     }
     on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
@@ -198,9 +181,10 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     return fitting;
 }
 
-// Replays the first `count` of the candidates, two at a time, unless they are replayed; passes over those whose lower
-// bound is not below the best so far, in seconds.
-void replay_first(const std::vector<Candidate*>& candidates, const Machine& machine, int count, double& best) {
+// Replays the first `count` of the candidates, two at a time; passes over those whose lower bound is not below the best
+// so far.
+void replay_best(const std::vector<Candidate*>& candidates, const Machine& machine, int count) {
+    double best = std::numeric_limits<double>::infinity();
     for (std::size_t next = 0; next < candidates.size() && count > 0;) {
         std::vector<Candidate*> together;
         for (; next < candidates.size() && static_cast<int>(together.size()) < std::min(2, count); next++) {
@@ -208,7 +192,6 @@ void replay_first(const std::vector<Candidate*>& candidates, const Machine& mach
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
             Candidate& candidate = *together[static_cast<std::size_t>(i)];
-            if (candidate.replayed) return;
             const PlannedRun& run = candidate.run;
             candidate.time = step_time(run.options, run.config, run.mesh, machine, false);
             candidate.replayed = true;
@@ -216,15 +199,6 @@ void replay_first(const std::vector<Candidate*>& candidates, const Machine& mach
         for (const Candidate* candidate : together) best = std::min(best, candidate->time.seconds);
         count -= static_cast<int>(together.size());
     }
-}
-
-// Replays the best candidates, and the best of those with exact closed forms.
-void replay_best(const std::vector<Candidate*>& fitting, const Machine& machine, int replays) {
-    double best = std::numeric_limits<double>::infinity();
-    replay_first(fitting, machine, replays, best);
-    std::vector<Candidate*> exact = fitting;
-    std::erase_if(exact, [](const Candidate* candidate) { return !is_exact(*candidate); });
-    replay_first(exact, machine, std::min(kExactWanted, replays), best);
 }
 
 // Returns the main reason why a candidate loses against the best.
@@ -292,7 +266,7 @@ void take_layout(Options& to, const Options& from) {
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed,
                                       const SearchEffort& effort) {
-    std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed, effort.all_axes);
+    std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed);
     if (all.empty()) {
         throw Error(ErrorKind::usage, text("no layout of ", ranks, " ranks divides this model and batch"),
                     "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");

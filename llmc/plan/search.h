@@ -6,8 +6,7 @@
 // It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence) with
 // --cp-mode (ring or ulysses), --pp, --dp, --ep (divisors of the experts), --zero, --recompute (none or block), and in
 // pipelines --pp-schedule (1f1b, zb, interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and
-// naive are never faster than 1f1b. Where steps cannot be recorded, --cp, --ep and the schedule stay as they are:
-// closed forms alone do not order them well enough.
+// naive are never faster than 1f1b.
 #pragma once
 
 #include <functional>
@@ -43,10 +42,9 @@ void take_layout(Options& to, const Options& from);
 bool keeps_given(const Options& options, const Options& other, const std::function<bool(const char*)>& is_given);
 
 struct SearchEffort {
-    int wanted = 32;                      // layouts that fit, after which it stops counting
-    int replays = 8;                      // replays of the fastest among them, and two more if need be
-    bool all_axes = can_record_steps();   // varies --cp, --ep and the schedule, too
-    std::size_t counts_all = 512;         // layouts whose memory it counts before it leaves out those that take more
+    int wanted = 32;                // layouts that fit, after which it stops counting
+    int replays = 8;                // replays of the fastest among them
+    std::size_t counts_all = 512;   // layouts whose memory it counts before it leaves out those that take more
 };
 
 // Returns the layouts: those that fit, fastest first; then those that do not fit, fastest first, or if none fits the

@@ -47,27 +47,37 @@ Exhausted exhausted(const Options& options, const Machine& machine, int ranks, c
     return found;
 }
 
-// Closed forms of layouts without --cp and --ep, with 1f1b, must be within 10% of replays, others within 40%.
-// Returns the chosen layout.
+// Closed forms of layouts without --cp and --ep, with 1f1b, must be within `plain_limit` of replays, 95% of the others
+// within 20%, and none off by half; the layout that they alone would choose, as in a build for GPUs, within 10% of the
+// best. Returns the chosen layout.
 Options compare(const std::string& model, const Options& options, int ranks, const Machine& machine,
-                const IsAllowed& is_allowed) {
+                const IsAllowed& is_allowed, double plain_limit = 0.1) {
     const Exhausted found = exhausted(options, machine, ranks, is_allowed);
     REQUIRE(found.all.size() > 3);
-    double least = 0, most = 0;
+    double least = 0, most = 0, others = 0, within_10 = 0, within_20 = 0;
     std::string worst[2];
     for (const Candidate& candidate : found.all) {
         const double error = candidate.formula / candidate.time.seconds - 1;
-        if (error < least) least = error, worst[0] = layout_text(candidate.run.options);
-        if (error > most) most = error, worst[1] = layout_text(candidate.run.options);
-        CHECK_MESSAGE(candidate.least <= candidate.time.seconds, layout_text(candidate.run.options));
-        CHECK_MESSAGE(std::abs(error) < (is_plain(candidate.run.options) ? 0.1 : 0.4), model, " on ", ranks, ": ",
-                      layout_text(candidate.run.options), ": closed form ", candidate.formula, ", replay ",
-                      candidate.time.seconds);
+        const std::string layout = layout_text(candidate.run.options);
+        if (error < least) least = error, worst[0] = layout;
+        if (error > most) most = error, worst[1] = layout;
+        const bool plain = is_plain(candidate.run.options);
+        if (!plain) others++, within_20 += std::abs(error) < 0.2 ? 1 : 0;
+        within_10 += std::abs(error) < 0.1 ? 1 : 0;
+        CHECK_MESSAGE(candidate.least <= candidate.time.seconds, layout);
+        CHECK_MESSAGE(std::abs(error) < (plain ? plain_limit : 0.5), model, " on ", ranks, ": ", layout,
+                      ": closed form ", candidate.formula, ", replay ", candidate.time.seconds);
     }
+    CHECK(within_20 >= 0.95 * others);
+    const Candidate& by_form = *std::ranges::min_element(found.all, {}, &Candidate::formula);
+    CHECK(by_form.time.seconds <= 1.1 * found.best);
+    const auto all = static_cast<double>(found.all.size());
     const Candidate chosen = search_layouts(options, machine, ranks, is_allowed).front();
     MESSAGE(model, " on ", ranks, " ranks: ", found.all.size(), " layouts fit; closed forms from ", 100 * least, "% (",
-            worst[0], ") to ", 100 * most, "% (", worst[1], "); chosen ", 100 * (chosen.time.seconds / found.best - 1),
-            "% slower than the best");
+            worst[0], ") to ", 100 * most, "% (", worst[1], "), ", 100 * within_10 / all, "% of them within 10%, ",
+            100 * within_20 / others, "% of those with --cp, --ep or another schedule within 20%; chosen ",
+            100 * (chosen.time.seconds / found.best - 1), "% slower than the best, by closed forms alone ",
+            100 * (by_form.time.seconds / found.best - 1), "%");
     CHECK(chosen.replayed);
     CHECK(chosen.time.seconds <= 1.05 * found.best);
     return chosen.run.options;
@@ -116,8 +126,7 @@ TEST_CASE("plan: a token's FLOPs are those of its K experts, whatever number the
     CHECK(replayed_more.seconds - replayed.seconds > 0.5 * two_more / machine.best_matmul());
 }
 
-TEST_CASE(
-    "plan: closed forms of experts are within 10% of replays, and what --ep sends is R K C (ep - 1) / ep a time") {
+TEST_CASE("plan: closed forms of experts are close to replays, and what --ep sends is R K C (ep - 1) / ep a time") {
     const Machine machine = known_machine("H100");
     compare("16 experts", mixture(4, 16, 2), 4, machine, is_quick);   // worst where pipelines meet ZeRO-3
     for (const int ep : {2, 4, 8}) {
@@ -135,6 +144,43 @@ TEST_CASE(
             CHECK(replayed.groups.at("ep").bytes == doctest::Approx(sent).epsilon(0.01));   // and rows' weights
         }
     }
+}
+
+TEST_CASE("plan: closed forms of ZeRO's traffic beside the exchanges of other axes are within 20% of replays") {
+    using Kind = PipelineKind;
+    constexpr ContextMode ring = ContextMode::ring, ulysses = ContextMode::ulysses;
+    constexpr Recompute none = Recompute::none, block = Recompute::block;
+    struct Case {
+        int tp, pp, cp, dp, ep, zero;
+        Recompute level;
+        ContextMode mode = ring;
+        Kind schedule = Kind::one_f_one_b;
+        int chunks = 1;
+    };
+    for (const Case& c : {Case{1, 1, 4, 1, 1, 3, block},
+                          {1, 1, 4, 1, 1, 2, none, ulysses},
+                          {2, 1, 2, 2, 1, 2, none},
+                          {1, 2, 1, 4, 1, 3, none, ring, Kind::zero_bubble},
+                          {2, 2, 1, 2, 1, 2, none, ring, Kind::zero_bubble},
+                          {1, 2, 1, 4, 1, 3, none, ring, Kind::interleaved, 4},
+                          {2, 2, 1, 2, 1, 3, block, ring, Kind::interleaved, 4},
+                          {1, 1, 1, 4, 2, 2, none},
+                          {2, 1, 1, 2, 2, 3, none},
+                          {1, 1, 2, 2, 4, 3, none}}) {
+        Options o = c.ep > 1 ? mixture(8, 16, 2) : options_of("gpt3:760M", 8);
+        o.tp = c.tp, o.pp = c.pp, o.cp = c.cp, o.dp = c.dp, o.ep = c.ep, o.zero = c.zero, o.recompute = c.level;
+        o.cp_mode = c.mode, o.pp_schedule = c.schedule, o.pp_chunks = c.chunks;
+        const auto [replayed, formula] = both_times(o, known_machine("H100"));
+        CHECK_MESSAGE(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.2), layout_text(o));
+    }
+}
+
+TEST_CASE("plan: gradients of weights that waited gather the input of their matrix beside the product before") {
+    Options o = options_of("gpt3:1300M", 8);
+    o.tp = 2, o.pp = 2, o.dp = 2, o.zero = 1, o.pp_schedule = PipelineKind::zero_bubble, o.recompute = Recompute::none;
+    const auto [replayed, formula] = both_times(o, known_machine("H100"));
+    // of the formula's time 106.6% in bf16 and 104.7% in fp32; where the gathers hide behind nothing 110.5% and 105.5%
+    CHECK(replayed.seconds < (sizeof(floatX) == 2 ? 1.085 : 1.05) * formula.seconds);
 }
 
 TEST_CASE("plan: what Ulysses sends over nodes hides behind nothing: its group is exposed for all of its time") {
@@ -159,7 +205,7 @@ TEST_CASE("plan: traffic of experts is a group of its own, also where another ax
     }
 }
 
-TEST_CASE("plan: the layout that is chosen is within 5% of the best of all, closed forms within 10% of replays") {
+TEST_CASE("plan: the layout that is chosen is within 5% of the best of all") {
     compare("gpt3:1300M", 8, known_machine("H100"), is_quick);
 }
 
@@ -185,20 +231,8 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     }
     CHECK(seen == std::set<std::string>{"cp 1", "cp 2", "ring", "ulysses", "ep 1", "ep 2", "ep 4", "1f1b1", "zb1",
                                         "interleaved2", "interleaved4"});
-    int exact = 0;   // with exact closed forms, which stand far behind
-    auto others_or_slow = [](const Options& other) {
-        return !is_plain(other) || (other.recompute == Recompute::block && other.zero == 3);
-    };
-    for (const Candidate& candidate : search_layouts(o, machine, 8, others_or_slow, {1, 2})) {
-        exact += candidate.fits(machine) && is_plain(candidate.run.options) ? 1 : 0;
-    }
-    CHECK(exact >= 2);
-    for (const Candidate& candidate : search_layouts(o, machine, 8, {}, {1, 0, false})) {
-        const Options& found = candidate.run.options;
-        CHECK((found.cp == 1 && found.ep == 1 && found.pp_schedule == PipelineKind::one_f_one_b));
-    }
     auto at_most_1 = [](const Options& other) { return other.zero <= 1 && other.recompute == Recompute::none; };
-    const Candidate lean = search_layouts(o, machine, 8, at_most_1, {1, 0, true, 0}).front();   // no ZeRO 3 is listed
+    const Candidate lean = search_layouts(o, machine, 8, at_most_1, {1, 0, 0}).front();   // no ZeRO 3 is listed
     CHECK((lean.fits(machine) && lean.run.options.zero == 1));
     o.ep = 2, o.cp = 2, o.pp = 2, o.pp_schedule = PipelineKind::gpipe;
     std::set<std::string> given{"--ep", "--cp", "--cp-mode", "--pp", "--pp-schedule"};
@@ -231,6 +265,7 @@ TEST_CASE("plan: chosen layouts and closed forms against replays of all layouts 
     compare("gpt3:6700M", 16, machine);
     compare("llama:8B", 32, machine);
     compare("gpt3:13B", 64, machine);
+    compare("16 experts", mixture(16, 16, 2), 16, machine, {}, 0.15);
 }
 
 TEST_CASE("plan: --micro-batch auto takes the largest that fits, and one size above does not") {

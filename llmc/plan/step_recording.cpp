@@ -11,6 +11,7 @@
 #include "llmc/run/part_options.h"
 #include "llmc/run/run_parts.h"
 
+using virtual_clock::communicator_of;
 using virtual_clock::Exchange;
 using virtual_clock::RecordedStep;
 using virtual_clock::Recording;
@@ -72,21 +73,45 @@ RecordedRank record_rank(const Options& options, const ModelConfig& config, Worl
     return rank;
 }
 
-// Makes each exchange wait for the recorded stages only; other ranks count only in whether it leaves the node.
-void stand_for_all(StepRecording& found) {
-    std::unordered_map<std::uint64_t, int> who;   // by exchange: recorded stages that take part
-    for (const Recording& stage : found.stages) {
-        std::unordered_set<std::uint64_t> own;
+// Returns the number of recorded stages that take part in each exchange of communicators that several stages have; in
+// all others one does.
+std::unordered_map<std::uint64_t, int> sharing_stages(const std::vector<Recording>& stages) {
+    auto for_each_exchange = [](const Recording& stage, const auto& work) {
         for (const RecordedStep& step : stage) {
-            for (const Exchange& exchange : step.work.exchanges) own.insert(exchange.key);
+            for (const Exchange& exchange : step.work.exchanges) work(exchange.key);
         }
+    };
+    std::unordered_map<std::uint64_t, std::set<std::size_t>> of_communicator;
+    for (std::size_t i = 0; i < stages.size(); i++) {
+        std::set<std::size_t>* last = nullptr;   // stages of the communicator of the exchange before
+        std::uint64_t communicator = 0;
+        for_each_exchange(stages[i], [&](std::uint64_t key) {
+            if (!last || communicator_of(key) != communicator)
+                last = &of_communicator[communicator = communicator_of(key)];
+            last->insert(i);
+        });
+    }
+    std::unordered_map<std::uint64_t, int> who;
+    for (const Recording& stage : stages) {
+        std::unordered_set<std::uint64_t> own;
+        for_each_exchange(stage, [&](std::uint64_t key) {
+            if (of_communicator.at(communicator_of(key)).size() > 1) own.insert(key);
+        });
         for (const std::uint64_t key : own) who[key]++;
     }
+    return who;
+}
+
+// Makes each exchange wait for the recorded stages only; other ranks count only in whether it leaves the node.
+void stand_for_all(StepRecording& found) {
+    const std::unordered_map<std::uint64_t, int> who = sharing_stages(found.stages);
     for (Recording& stage : found.stages) {
         for (RecordedStep& step : stage) {
             const auto group = found.groups.find(group_of(step));
-            for (Exchange& exchange : step.work.exchanges) {
-                exchange.ranks = who[exchange.key];
+            std::vector<Exchange>& exchanges = step.work.exchanges;
+            for (Exchange& exchange : exchanges) {
+                const auto sharing = who.find(exchange.key);
+                exchange.ranks = sharing == who.end() ? 1 : sharing->second;
                 exchange.between_nodes = group != found.groups.end() && group->second.nodes > 1;
             }
         }

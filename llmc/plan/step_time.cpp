@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/base/clock/replay.h"
+#include "llmc/parallel/expert_parallel.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/plan/machine/nccl_time.h"
 
@@ -108,6 +109,21 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
     return sums;
 }
 
+// Joins the exchanges of each operation with ranks that are not recorded: these are never waited for.
+void join_exchanges(StepRecording& recording) {
+    for (virtual_clock::Recording& stage : recording.stages) {
+        for (RecordedStep& step : stage) {
+            std::vector<Exchange>& exchanges = step.work.exchanges;
+            const auto own = std::ranges::partition(exchanges, [](const Exchange& e) { return e.ranks > 1; });
+            if (own.empty()) continue;
+            for (auto more = own.begin() + 1; more != own.end(); ++more) {
+                own.front().sends += more->sends, own.front().receives += more->receives;
+            }
+            exchanges.erase(own.begin() + 1, own.end());
+        }
+    }
+}
+
 }   // namespace
 
 double collective_seconds(const Machine& machine, const PlannedGroup& group, double bytes, int passes) {
@@ -133,16 +149,12 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
         const auto found = groups.find(group_of(step));
         const PlannedGroup group = found == groups.end() ? PlannedGroup{} : found->second;
         double bytes = 0;
-        int sent = 0;
-        for (const Exchange& exchange : step.work.exchanges) {
-            bytes += exchange.sends;
-            if (exchange.sends > 0) sent++;
-        }
+        for (const Exchange& exchange : step.work.exchanges) bytes += exchange.sends;
         // the replay adds the time of the bytes on a link that others use, too
         const Link& link = machine.link(group.nodes);
         const double added = bytes / link.bytes_per_second;
         if (step.name.starts_with("transfer")) {
-            const bool to_all = group.ranks > 1 && sent >= group.ranks - 1 && group_of(step) != "cp ring";
+            const bool to_all = group_of(step) == "cp ulysses" || group_of(step) == kExpertGroup;
             return link.seconds + (to_all ? machine.all_to_all_seconds(bytes, group.ranks, group.nodes) - added : 0);
         }
         return collective_seconds(machine, group, bytes, step.name.starts_with("all-reduce") ? 2 : 1) - added;
@@ -164,9 +176,10 @@ StepTime step_time(const Options& options, const ModelConfig& config, const Mesh
     const int m = options.micro_steps(), p = mesh.pp, least = in_groups ? p : 1;
     const int few = in_groups ? 2 * p : p + (p + 1) / 2, more = in_groups ? 3 * p : 2 * p + 1;
     const bool drawn = m > more + 1;
-    const StepRecording recording =
+    StepRecording recording =
         record_steps(options, config, mesh, machine.devices_per_node,
                      drawn ? std::vector<int>{least, few, more} : std::vector<int>{std::min(m, least), m});
+    join_exchanges(recording);
     const std::vector<Sums> found = sums_of(recording, costs_of(of_run, recording.groups), groups);
     Sums sums = found.front();
     if (drawn) {
