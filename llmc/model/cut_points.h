@@ -60,8 +60,8 @@ public:
         work(in, {0, rows});
     }
     // Gathers all rows at once. Backward calls it again for a gradient of weights, so that the gathered rows need not
-    // be kept. Unless gradients of weights are delayed, backward first calls will_gather_to_tp, before a matmul
-    // that hides the gather.
+    // be kept. It first calls will_gather_to_tp, before a matmul that hides the gather: one of backward, or where
+    // gradients of weights are delayed the one before.
     virtual const floatX* gather_to_tp(const floatX* in, cudaStream_t) { return in; }
     virtual void will_gather_to_tp(const floatX* /*in*/, cudaStream_t) {}
     // Backward of gather_to_tp: adds up `din`, this rank's part of a sum over tp ranks. Tells the queue once the

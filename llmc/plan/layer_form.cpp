@@ -94,7 +94,7 @@ double LayerForm::activated_elements() const {
 // its input during the gradient of that, and scatters during the weights' gradient of its projection. If a
 // recompute level leaves nothing for the next layer, its first gather is exposed, as where no layer comes before
 // (tensor_turn). Without sequence parallelism a branch has one sum, during both of its weights' gradients. zb's
-// gradients of weights wait: they hide no exchange, and gather again what they read.
+// gradients of weights wait: they hide no exchange of backward, and gather again what they read.
 void LayerForm::add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
     if (mesh_.tp == 1) return;
     const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
