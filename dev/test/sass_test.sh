@@ -21,17 +21,17 @@ waits=$("$tool" -arch sm_90a -sass "$object" | awk '
     /MUFU.EX2/ { exponentials++ }
     /LDG?\.E\.128\.STRONG\.GPU/ { loads++ }
     /WARPGROUP.DEPBAR.LE/ { sub(/.*gsb0, 0x/, ""); print name, $1 + 0, exponentials, loads; exponentials = loads = 0 }')
-holds() {   # WHAT KERNEL AWK_CONDITION: it holds for one of the kernel's waits, `before` being what the one before leaves
+holds() {   # WHAT KERNEL COUNT AWK_CONDITION: it holds for one of each kernel's waits, `before` being what the one before leaves
     local kernels kernel
     kernels=$(awk '{ print $1 }' <<<"$waits" | grep "$2" | sort -u)
-    [ "$(wc -w <<<"$kernels")" -eq 4 ] || { failed=$((failed + 1)) && echo "FAILED: kernels $2: $kernels"; }
+    [ "$(wc -w <<<"$kernels")" -eq "$3" ] || { failed=$((failed + 1)) && echo "FAILED: kernels $2: $kernels"; }
     for kernel in $kernels; do
-        awk -v name="$kernel" "\$1 == name { if ($3) found = 1; before = \$2 } END { exit !found }" <<<"$waits"
+        awk -v name="$kernel" "\$1 == name { if ($4) found = 1; before = \$2 } END { exit !found }" <<<"$waits"
         verdict $? "$1 in $kernel; waits (batches left, exponentials, loads): $(grep "^$kernel" <<<"$waits")"
     done
 }
-holds "softmax beside sums += p v" attention_forward_hopper '$2 == 0 && before == 1 && $3 >= 64'
-holds "p beside v dout^T" attention_backward_hopper '$2 == 0 && before == 1 && $3 >= 32'
-holds "dq in memory comes beside ds^T k" attention_backward_hopper '$2 == 1 && before == 0 && $4 >= 4'
+holds "softmax beside sums += p v" attention_forward_hopper 4 '$2 == 0 && before == 1 && $3 >= 64'
+holds "p beside v dout^T" attention_backward_hopper 8 '$2 == 0 && before == 1 && $3 >= 32'
+holds "dq in memory comes beside ds^T k" attention_backward_hopper 8 '$2 == 1 && before == 0 && $4 >= 4'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -30,15 +30,19 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
     return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
 }
 
-// Compares two implementations of attention on one head, with more tiles than their pipelines have stages, the last
-// ones partly filled.
+struct CheckedSize {
+    int HS, tokens, group = 1;   // group: heads of queries, which share one head of keys
+};
+
+// Compares two implementations of attention on one head of keys, with more tiles than their pipelines have stages, the
+// last ones partly filled.
 class AttentionCheck {
 public:
-    AttentionCheck(int tokens, int HS, cudaStream_t stream)
-        : shape_(self_attention_shape(1, tokens, 1, HS)), stream_(stream) {
+    AttentionCheck(const CheckedSize& size, cudaStream_t stream)
+        : shape_(self_attention_shape(1, size.tokens, size.group, size.HS, true, size.group)), stream_(stream) {
         for (DeviceBuffer<bf16>* buffer : {&q_, &k_, &v_, &dout_}) {
-            *buffer = arena_.allocate<bf16>("check/attention", count());
-            fill_normal(buffer->data(), static_cast<std::int64_t>(count()), 1.0f, ++key_, GlobalSpan{}, stream);
+            *buffer = arena_.allocate<bf16>("check/attention", count(shape_.NH));
+            fill_normal(buffer->data(), static_cast<std::int64_t>(buffer->size()), 1.0f, ++key_, GlobalSpan{}, stream);
         }
     }
 
@@ -59,8 +63,8 @@ public:
             const double difference = relative_difference(floats(is), floats(wanted));
             if (difference < tolerance) return;
             result.push_back(text(sm90 ? "sm_90a" : "tensor-core", " attention, head size ", shape_.HS, ", ",
-                                  sizeof(O) * 8, "-bit ", what, ": differs by ", difference,
-                                  " of its norm from fp32 multiply-adds"));
+                                  shape_.group > 1 ? "grouped, " : "", sizeof(O) * 8, "-bit ", what, ": differs by ",
+                                  difference, " of its norm from fp32 multiply-adds"));
         };
         compare("out", found.out, plain.out);
         compare("lse", found.lse, plain.lse);
@@ -72,10 +76,14 @@ public:
 private:
     static constexpr double tolerance = 2e-2;   // probabilities are rounded to bf16 on tensor cores
 
-    std::size_t count() const { return static_cast<std::size_t>(shape_.Tq) * shape_.HS; }
+    std::size_t count(int heads) const { return static_cast<std::size_t>(shape_.Tq) * heads * shape_.HS; }
     template <class T>
     HeadsView<T> view(T* data) const {
-        return contiguous_heads(data, shape_.Tq, 1, shape_.HS);
+        return contiguous_heads(data, shape_.Tq, shape_.NH, shape_.HS);
+    }
+    template <class T>
+    HeadsView<T> key_view(T* data) const {
+        return contiguous_heads(data, shape_.Tq, shape_.kv_heads(), shape_.HS);
     }
     template <class T>
     std::vector<float> floats(const DeviceBuffer<T>& buffer) const {
@@ -90,30 +98,32 @@ private:
         DeviceBuffer<float> lse, delta;
 
         explicit Results(AttentionCheck& c) : check(c) {
-            for (DeviceBuffer<O>* buffer : {&out, &dq, &dk, &dv})
-                *buffer = c.arena_.allocate<O>("check/out", c.count());
+            for (DeviceBuffer<O>* buffer : {&out, &dq})
+                *buffer = c.arena_.allocate<O>("check/out", c.count(c.shape_.NH));
+            for (DeviceBuffer<O>* buffer : {&dk, &dv})
+                *buffer = c.arena_.allocate<O>("check/out", c.count(c.shape_.kv_heads()));
             for (DeviceBuffer<float>* buffer : {&lse, &delta})
-                *buffer = c.arena_.allocate<float>("check/rows", static_cast<std::size_t>(c.shape_.Tq));
+                *buffer = c.arena_.allocate<float>("check/rows", row_bytes(c.shape_) / sizeof(float));
         }
         AttentionForward<bf16, O> forward() const {
             return {check.view(out.data()),
                     lse.data(),
                     check.view<const bf16>(check.q_.data()),
-                    check.view<const bf16>(check.k_.data()),
-                    check.view<const bf16>(check.v_.data()),
+                    check.key_view<const bf16>(check.k_.data()),
+                    check.key_view<const bf16>(check.v_.data()),
                     check.shape_};
         }
         AttentionBackward<bf16, O> backward(const Results& of) const {
             return {check.view(dq.data()),
-                    check.view(dk.data()),
-                    check.view(dv.data()),
+                    check.key_view(dk.data()),
+                    check.key_view(dv.data()),
                     of.delta.data(),
                     check.view<const bf16>(check.dout_.data()),
                     check.view<const bf16>(check.v_.data()),   // in place of `out`: any numbers will do
                     of.lse.data(),
                     check.view<const bf16>(check.q_.data()),
-                    check.view<const bf16>(check.k_.data()),
-                    check.view<const bf16>(check.v_.data()),
+                    check.key_view<const bf16>(check.k_.data()),
+                    check.key_view<const bf16>(check.v_.data()),
                     check.shape_};
         }
     };
@@ -166,10 +176,8 @@ bool built_for_sm90a(cudaStream_t stream) {
     return found.download(stream).front() != 0;
 }
 
-// `sizes`: head sizes, each with its number of tokens.
 std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
-                                       std::initializer_list<std::pair<int, int>> sizes, bool sm90,
-                                       cudaStream_t stream) {
+                                       std::initializer_list<CheckedSize> sizes, bool sm90, cudaStream_t stream) {
     std::vector<std::string> result;
     Arena arena;
     for (const InstructionCheck& check : checks) {
@@ -185,8 +193,8 @@ std::vector<std::string> disagreements(std::span<const InstructionCheck> checks,
         }();
         if (!difference.empty()) result.push_back(text("instruction ", check.instruction, ": ", difference));
     }
-    for (const auto& [HS, tokens] : sizes) {
-        AttentionCheck check(tokens, HS, stream);
+    for (const CheckedSize& size : sizes) {
+        AttentionCheck check(size, stream);
         check.add_disagreements<bf16>(result, sm90);
         check.add_disagreements<float>(result, sm90);
     }
@@ -202,7 +210,7 @@ std::vector<std::string> self_check(cudaStream_t stream) {
 
 std::vector<std::string> self_check_sm90(cudaStream_t stream) {
     // More tiles than twice the rings' stages.
-    return disagreements(hopper_instruction_checks, {{64, 900}, {128, 450}}, true, stream);
+    return disagreements(hopper_instruction_checks, {{64, 900}, {128, 450}, {64, 150, 3}, {128, 150, 2}}, true, stream);
 }
 
 namespace {

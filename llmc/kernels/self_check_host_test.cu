@@ -102,7 +102,7 @@ TEST_CASE(
         CHECK(naming(found, text("instruction ", name)) == 1);
         CHECK(naming(found, text("sm_90a attention, head size 64, 16-bit out:")) == 1);
         if (damage == Damage::tma_store) continue;   // backward writes without it
-        for (const char* what : {"32-bit dk", "16-bit dv"})
+        for (const char* what : {"32-bit dk", "16-bit dv", "grouped, 32-bit dk", "grouped, 16-bit dv"})
             CHECK(naming(found, text("sm_90a attention, head size 128, ", what, ":")) == 1);
         if (damage == Damage::wgmma_registers) continue;   // dq needs none
         CHECK(naming(found, "sm_90a attention, head size 128, 16-bit dq:") == 1);

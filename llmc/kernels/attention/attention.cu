@@ -105,7 +105,7 @@ void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<floa
     const std::size_t needed = sm90_attention_workspace(a.shape);
     ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);
-    if (a.shape.group > 1 || a.shape.HS > kLargestHeadSm90) return launch_attention_backward_mma<G>(a, stream);
+    if (a.shape.HS > kLargestHeadSm90) return launch_attention_backward_mma<G>(a, stream);
     launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 

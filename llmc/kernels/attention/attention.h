@@ -135,8 +135,8 @@ template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
 // Compute own attention with the kernels for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh); O
-// and G are bf16 or float. Backward of grouped queries, and both passes of heads above kLargestHeadSm90, use the
-// kernels of attention_mma.cuh. `workspace` is device memory, overwritten.
+// and G are bf16 or float. Heads above kLargestHeadSm90 use the kernels of attention_mma.cuh. `workspace` is device
+// memory, overwritten.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>

@@ -19,7 +19,7 @@ void launch_attention_forward_hopper(const AttentionForward<bf16, O>& a, cudaStr
 }
 
 std::size_t sm90_attention_workspace(const AttentionShape& shape) {
-    if (shape.group > 1 || shape.HS > kLargestHeadSm90) return 0;   // kernels of attention_mma.cuh
+    if (shape.HS > kLargestHeadSm90) return 0;   // kernels of attention_mma.cuh
     return with_padded_head_size(shape.HS,
                                  [&](auto head_size) { return HopperBackwardPlaces<head_size()>(shape).all(); });
 }

@@ -2,8 +2,8 @@
 //     p = exp(scale k q^T - lse)      dp = v dout^T      ds = p (dp - delta)
 //     dv = p dout                     dk = scale ds q    dq = scale ds^T k
 //
-// A block of three groups of four warps does 128 keys of a head and walks over the tiles of 64 queries that see its
-// keys:
+// A block of three groups of four warps does 128 keys of a head of keys. It walks over the heads of queries that share
+// it, and for each over the tiles of 64 queries that see its keys:
 //
 //     group 0     one thread copies k and v, then tiles of q and dout, through a ring (TMA); a warp puts lse and delta
 //                 beside them
@@ -16,6 +16,9 @@
 // of queries and group), adds, and then increments the counter. Blocks draw numbers as they start, the last keys first.
 // So every block that a block waits for has started before it, and all of them end. In this order a causal block is the
 // first to add to its own first tile. The block of the first keys that the tile sees is the last to add: it writes dq.
+//
+// dk and dv stay in registers for all heads of queries, and are written once. Kernels for such grouped queries are
+// instances of their own (GROUPED): the others keep no count of heads.
 #pragma once
 
 #include "llmc/kernels/attention/attention_hopper.cuh"
@@ -28,7 +31,7 @@ struct HopperBackwardMaps {
 // group's lanes hold them.
 struct HopperBackwardShared {
     int* numbers;   // [0]: the next block's; then, for each head, tile of queries and group: blocks that have added
-    float4* sums;   // (heads, tiles of queries, groups, D / 16, threads of a group)
+    float4* sums;   // (heads of queries, tiles of queries, groups, D / 16, threads of a group)
 };
 
 template <int D>
@@ -72,24 +75,29 @@ struct HopperBackwardBarriers {
     }
 };
 
-// Tiles and head that a block computes.
+// Tiles and heads that a block computes.
 struct HopperBackwardWork {
-    int batch, head, heads_head;   // heads_head: index into (B, NH)
+    int batch, key_head;
+    int head, heads_head;   // first head of queries; heads_head: index into (B, NH)
+    int heads;              // heads of queries
     int key_tile, first_key;
     AttentionMask mask;
     int begin, end;   // first and end tile of the queries that see any of the keys
     int tiles;        // tiles of all queries
 };
-template <int D>
+template <int D, bool GROUPED>
 __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const AttentionShape& shape, int number,
                                                                    int together) {
     using Tile = HopperBackwardTile<D>;
+    const int key_heads = GROUPED ? shape.NH / shape.group : shape.NH;
     const HopperTile place =
-        hopper_tile(number, (shape.Tk + Tile::keys - 1) / Tile::keys, shape.B * shape.NH, together);
+        hopper_tile(number, (shape.Tk + Tile::keys - 1) / Tile::keys, shape.B * key_heads, together);
     HopperBackwardWork work;
-    work.batch = place.head / shape.NH;
-    work.head = place.head % shape.NH;
-    work.heads_head = place.head;
+    work.heads = GROUPED ? shape.group : 1;
+    work.batch = place.head / key_heads;
+    work.key_head = place.head % key_heads;
+    work.head = work.key_head * work.heads;
+    work.heads_head = place.head * work.heads;
     work.key_tile = place.tile;
     work.first_key = place.tile * Tile::keys;
     work.mask = attention_mask<false>(shape, work.batch);
@@ -101,54 +109,71 @@ __device__ __forceinline__ HopperBackwardWork hopper_backward_work(const Attenti
     return work;
 }
 
+// Calls run(i) for each of `heads` heads of queries in order; for a single one without a loop.
+template <bool GROUPED, class Run>
+__device__ __forceinline__ void for_each_head(int heads, Run run) {
+    if constexpr (GROUPED) {
+        for (int i = 0; i < heads; i++) run(i);
+    } else {
+        run(0);
+    }
+}
+
 // Copies k and v, and fills the ring of q and dout. Runs on one thread of group 0.
-template <int D>
+template <bool GROUPED, int D>
 __device__ __forceinline__ void hopper_backward_produce(const HopperBackwardMaps& maps, const HopperBackwardWork& work,
                                                         SharedAddress shared, HopperBackwardBarriers<D> barriers) {
     using Tile = HopperBackwardTile<D>;
-    auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int token) {
+    auto copy = [&](SharedAddress target, int panel_bytes, const TensorMap& map, SharedAddress barrier, int head,
+                    int token) {
         for (int panel = 0; panel < Tile::panels; panel++) {
-            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, work.head, token, work.batch);
+            tma_load(target + panel * panel_bytes, map, barrier, panel * HOPPER_PANEL, head, token, work.batch);
         }
     };
     if (work.begin == work.end) return;
     mbarrier_arrive_expect(barriers.key(), 2 * Tile::key_bytes);
-    copy(shared, Tile::key_panel, maps.k, barriers.key(), work.first_key);
-    copy(shared + Tile::key_bytes, Tile::key_panel, maps.v, barriers.key(), work.first_key);
+    copy(shared, Tile::key_panel, maps.k, barriers.key(), work.key_head, work.first_key);
+    copy(shared + Tile::key_bytes, Tile::key_panel, maps.v, barriers.key(), work.key_head, work.first_key);
     HopperRing<Tile::stages> ring;
-    for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
-        const SharedAddress stage = shared + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
-        mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
-        mbarrier_arrive_expect(barriers.full(ring.stage), 2 * Tile::query_bytes);
-        copy(stage, Tile::query_panel, maps.q, barriers.full(ring.stage), tile * Tile::queries);
-        copy(stage + Tile::query_bytes, Tile::query_panel, maps.dout, barriers.full(ring.stage), tile * Tile::queries);
-    }
+    for_each_head<GROUPED>(work.heads, [&](int i) {
+        for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
+            const SharedAddress stage = shared + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
+            const SharedAddress full = barriers.full(ring.stage);
+            mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+            mbarrier_arrive_expect(full, 2 * Tile::query_bytes);
+            copy(stage, Tile::query_panel, maps.q, full, work.head + i, tile * Tile::queries);
+            copy(stage + Tile::query_bytes, Tile::query_panel, maps.dout, full, work.head + i, tile * Tile::queries);
+        }
+    });
 }
 
 // Writes lse, in units of log 2, and delta of the ring's tiles. Runs on group 0's second warp. Past the end it writes
 // zeros, and q and dout are zeros there too: those queries add nothing.
-template <int D>
+template <bool GROUPED, int D>
 __device__ __forceinline__ void hopper_backward_statistics(const float* lse, const float* delta, int Tq,
                                                            const HopperBackwardWork& work, unsigned char* shared,
                                                            HopperBackwardBarriers<D> barriers) {
     using Tile = HopperBackwardTile<D>;
-    const std::int64_t row = std::int64_t{work.heads_head} * Tq;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     HopperRing<Tile::stages> ring;
-    for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
-        float* target = reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
-        mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
-        for (int i = lane; i < Tile::queries; i += 32) {
-            const int query = tile * Tile::queries + i;
-            target[i] = query < Tq ? finite_lse_log2(lse[row + query]) : 0.0f;
-            target[Tile::queries + i] = query < Tq ? delta[row + query] : 0.0f;
+    for_each_head<GROUPED>(work.heads, [&](int head) {
+        const std::int64_t row = std::int64_t{work.heads_head + head} * Tq;
+        for (int tile = work.begin; tile < work.end; tile++, ring.next()) {
+            float* target =
+                reinterpret_cast<float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
+            mbarrier_wait(barriers.free(ring.stage), ring.parity ^ 1);
+            for (int i = lane; i < Tile::queries; i += 32) {
+                const int query = tile * Tile::queries + i;
+                target[i] = query < Tq ? finite_lse_log2(lse[row + query]) : 0.0f;
+                target[Tile::queries + i] = query < Tq ? delta[row + query] : 0.0f;
+            }
+            mbarrier_arrive(barriers.full(ring.stage));
         }
-        mbarrier_arrive(barriers.full(ring.stage));
-    }
+    });
 }
 
 // One of the two computing groups (`group` is 0 or 1), with its 64 keys.
-template <int D, class G>
+template <int D, class G, bool GROUPED>
 struct HopperBackwardGroup {
     using Tile = HopperBackwardTile<D>;
     static constexpr int HALF_N = Tile::queries / 2, QUERY_HALF_N = D / 4;   // registers per thread: scores; dq
@@ -162,6 +187,7 @@ struct HopperBackwardGroup {
     HopperBackwardBarriers<D> barriers;
     int group, thread;   // index of the group; of the thread in it
     float dk[D / 2], dv[D / 2];
+    int head_index = 0;   // counts the heads of queries before the one at hand
 
     __device__ __forceinline__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ __forceinline__ int pair() const { return thread % 4 * 2; }
@@ -255,9 +281,12 @@ struct HopperBackwardGroup {
         named_barrier_sync(staging_barrier, Tile::groups * Tile::group_threads);
     }
 
-    // Returns the index of this group's part of a tile of queries.
-    __device__ __forceinline__ std::int64_t part(int tile) const {
-        return (std::int64_t{work.heads_head} * work.tiles + tile) * Tile::groups + group;
+    // Returns the head of queries at hand.
+    __device__ __forceinline__ int head() const { return work.head + (GROUPED ? head_index : 0); }
+    // Returns the index of this group's part of a tile of queries, of the head at hand or `back` heads before.
+    __device__ __forceinline__ std::int64_t part(int tile, int back = 0) const {
+        const int heads_head = work.heads_head + (GROUPED ? head_index - back : 0);
+        return (std::int64_t{heads_head} * work.tiles + tile) * Tile::groups + group;
     }
     // Returns this thread's part of the sums of dq in global memory.
     __device__ __forceinline__ float4* sums(int tile) const {
@@ -313,19 +342,27 @@ struct HopperBackwardGroup {
     }
     // Increments the counter of blocks that have added to the tile. Called some time after put(), so that nothing waits
     // for the memory.
-    __device__ __forceinline__ void pass_turn(int tile) {
+    __device__ __forceinline__ void pass_turn(int tile, int back = 0) {
         if (work.key_tile == first_key_tile(tile)) return;
         named_barrier_sync(group_barrier + group, Tile::group_threads);
-        if (thread == 0) add_release(in_memory.numbers + 1 + part(tile), 1);
+        if (thread == 0) add_release(in_memory.numbers + 1 + part(tile, back), 1);
+    }
+    // Does so for the tile computed before this one, if there is any.
+    __device__ __forceinline__ void pass_turn_before(int tile) {
+        if (tile > work.begin) return pass_turn(tile - 1);
+        if (GROUPED && head_index > 0) pass_turn(work.end - 1, 1);
     }
     __device__ __forceinline__ void write(const float (&dq)[QUERY_HALF_N], int tile) {
-        store_fragment(head_rows(a.dq, work.batch, work.head), dq, a.shape.scale, tile * Tile::queries + row(),
-                       a.shape.Tq, group * D / 2, a.shape.HS);
+        store_fragment(head_rows(a.dq, work.batch, head()), dq, a.shape.scale, tile * Tile::queries + row(), a.shape.Tq,
+                       group * D / 2, a.shape.HS);
     }
 
     // Computes one tile of queries.
     __device__ __forceinline__ void compute(int tile, HopperRing<Tile::stages> ring) {
-        const int staging_offset = Tile::staging_offset + (tile & 1) * Tile::staging_bytes;
+        // the two buffers take turns from head to head, too: where heads before had an odd number of tiles, `odd` is
+        // odd
+        const int odd = GROUPED ? head_index & (work.end - work.begin) : 0;
+        const int staging_offset = Tile::staging_offset + ((odd + tile) & 1) * Tile::staging_bytes;
         const SharedAddress queries = base + Tile::stage_offset + ring.stage * 2 * Tile::query_bytes;
         const float* lse =
             reinterpret_cast<const float*>(shared + Tile::statistic_offset + ring.stage * Tile::statistic_bytes);
@@ -333,7 +370,7 @@ struct HopperBackwardGroup {
         std::uint32_t p[HALF_N / 8][4], ds[HALF_N / 8][4];
         mbarrier_wait(barriers.full(ring.stage), ring.parity);
         start_scores(scores, dscores, queries);
-        if (tile > work.begin) pass_turn(tile - 1);
+        pass_turn_before(tile);
         wgmma_wait<1>(scores);
         probabilities(scores, tile * Tile::queries, lse);
         pack_weights(p, scores);
@@ -361,20 +398,27 @@ struct HopperBackwardGroup {
     __device__ __forceinline__ void run() {
         if (work.begin < work.end) mbarrier_wait(barriers.key(), 0);
         HopperRing<Tile::stages> ring;
-        for (int tile = work.begin; tile < work.end; tile++, ring.next()) compute(tile, ring);
+        for_each_head<GROUPED>(work.heads, [&](int i) {
+            head_index = i;
+            for (int tile = work.begin; tile < work.end; tile++, ring.next()) compute(tile, ring);
+        });
         if (work.begin < work.end) pass_turn(work.end - 1);
         const int first_row = work.first_key + group * Tile::group_keys + row();
-        store_fragment(head_rows(a.dk, work.batch, work.head), dk, a.shape.scale, first_row, a.shape.Tk, 0, a.shape.HS);
-        store_fragment(head_rows(a.dv, work.batch, work.head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
+        store_fragment(head_rows(a.dk, work.batch, work.key_head), dk, a.shape.scale, first_row, a.shape.Tk, 0,
+                       a.shape.HS);
+        store_fragment(head_rows(a.dv, work.batch, work.key_head), dv, 1.0f, first_row, a.shape.Tk, 0, a.shape.HS);
         if (work.key_tile > 0) return;
         const float none[QUERY_HALF_N] = {};
-        for (int tile = 0; tile < work.tiles; tile++) {
-            if (first_key_tile(tile) >= key_tile_end(tile)) write(none, tile);   // these queries see no key
-        }
+        for_each_head<GROUPED>(work.heads, [&](int i) {
+            head_index = i;
+            for (int tile = 0; tile < work.tiles; tile++) {
+                if (first_key_tile(tile) >= key_tile_end(tile)) write(none, tile);   // these queries see no key
+            }
+        });
     }
 };
 
-template <int D, class G>
+template <int D, bool GROUPED, class G>
 __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>& a, const HopperBackwardMaps& maps,
                                                 HopperBackwardShared in_memory, int together) {
     using Tile = HopperBackwardTile<D>;
@@ -389,23 +433,25 @@ __device__ __forceinline__ void hopper_backward(const AttentionBackward<bf16, G>
     __syncthreads();
     // Values from one lane tell the compiler that they are equal in the whole warp.
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / Tile::group_threads, 0) - 1;
-    const HopperBackwardWork work = hopper_backward_work<D>(a.shape, __shfl_sync(~0u, *number, 0), together);
+    const HopperBackwardWork work = hopper_backward_work<D, GROUPED>(a.shape, __shfl_sync(~0u, *number, 0), together);
     if (group < 0) {
         registers_fewer<Tile::producer_registers>();
-        if (threadIdx.x == 0) hopper_backward_produce<D>(maps, work, base, barriers);
-        if (threadIdx.x / 32 == 1) hopper_backward_statistics<D>(a.lse, a.delta, a.shape.Tq, work, shared, barriers);
+        if (threadIdx.x == 0) hopper_backward_produce<GROUPED>(maps, work, base, barriers);
+        if (threadIdx.x / 32 == 1)
+            hopper_backward_statistics<GROUPED>(a.lse, a.delta, a.shape.Tq, work, shared, barriers);
         return;
     }
     registers_more<Tile::consumer_registers>();
-    HopperBackwardGroup<D, G> consumer{
+    HopperBackwardGroup<D, G, GROUPED> consumer{
         a, work, in_memory, shared, base, barriers, group, static_cast<int>(threadIdx.x) % Tile::group_threads, {}, {}};
     consumer.run();
 }
 
-// Grid (key tiles of all heads). `together`: see hopper_tile. scale > 0. in_memory.numbers begin at zero.
-template <class G, int D>
+// Grid (key tiles of all heads of keys). `together`: see hopper_tile. scale > 0. in_memory.numbers begin at zero.
+// GROUPED: where heads of queries share a head of keys.
+template <class G, int D, bool GROUPED = false>
 __global__ void __launch_bounds__(HopperBackwardTile<D>::threads, 1)
     attention_backward_hopper(AttentionBackward<bf16, G> a, const __grid_constant__ HopperBackwardMaps maps,
                               HopperBackwardShared in_memory, int together) {
-    if constexpr (hopper_instructions) hopper_backward<D>(a, maps, in_memory, together);
+    if constexpr (hopper_instructions) hopper_backward<D, GROUPED>(a, maps, in_memory, together);
 }

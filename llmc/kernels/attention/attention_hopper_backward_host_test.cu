@@ -25,10 +25,9 @@ void backward(const AttentionBackward<bf16, float>& a, cudaStream_t stream) {
 AttentionShape shape_of(int keys) { return {1, 1, 512, keys, 64, 0.125f, true, 0, 0}; }
 
 // Returns what the kernel does wrong; empty if nothing.
-std::string mistake(int slow_warp, int keys = 256) {
+std::string mistake(int slow_warp, const AttentionShape& shape) {
     host::TestDevice device(host::strict_checks());
     const host::SlowWarp slow(slow_warp);
-    const AttentionShape shape = shape_of(keys);
     const AttentionInputs inputs = random_inputs<bf16>(shape);
     const AttentionReference expected = reference_attention(shape, inputs.q, inputs.k, inputs.v, inputs.dout);
     try {
@@ -40,6 +39,8 @@ std::string mistake(int slow_warp, int keys = 256) {
         return device->take_fault();
     }
 }
+
+std::string mistake(int slow_warp, int keys = 256) { return mistake(slow_warp, shape_of(keys)); }
 
 // Returns the call before add_release, by which a thread reports that its block has added to dq: the barrier that all
 // of its group must have reached.
@@ -90,6 +91,13 @@ std::vector<host::CallSite> calls_that_do_not_show() {
 
 TEST_CASE("sm90: attention backward: it is right, whichever warp is behind") {
     for (int slow_warp : {-1, 4, 7, 9}) CHECK(mistake(slow_warp) == "");
+}
+
+TEST_CASE("sm90: attention backward: heads of queries that share keys follow each other, whichever warp is behind") {
+    for (int slow_warp : {-1, 4, 7, 9}) {   // tiles of a head: an odd number, or one
+        CHECK(mistake(slow_warp, self_attention_shape(1, 190, 6, 64, true, 3)) == "");
+        CHECK(mistake(slow_warp, self_attention_shape(1, 60, 4, 64, false, 4)) == "");
+    }
 }
 
 namespace {

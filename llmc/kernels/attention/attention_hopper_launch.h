@@ -22,16 +22,16 @@ TensorMap map_of_heads(const HeadsView<T>& view, const AttentionShape& shape, in
                            {1, static_cast<std::uint32_t>(rows), 1});
 }
 
-// Returns how many heads fit the L2 cache at once: `head_bytes` is read by all blocks of one head, and some of the
+// Returns how many of `heads` fit the L2 cache at once: `head_bytes` is read by all blocks of one head, and some of the
 // cache is left to other data.
-inline int heads_together(const AttentionShape& shape, std::int64_t head_bytes) {
+inline int heads_together(std::int64_t heads, std::int64_t head_bytes) {
     constexpr std::int64_t cache_bytes = 32 << 20;   // an H100's L2 cache has 50 MB
-    return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / head_bytes, 1, std::int64_t{shape.B} * shape.NH));
+    return static_cast<int>(std::clamp<std::int64_t>(cache_bytes / head_bytes, 1, heads));
 }
 
 // Returns the grid with one block for each tile of `rows` tokens of every head.
-inline dim3 hopper_grid(const AttentionShape& shape, int tokens, int rows) {
-    const std::int64_t blocks = ceil_div(std::int64_t{tokens}, rows) * shape.B * shape.NH;
+inline dim3 hopper_grid(std::int64_t heads, int tokens, int rows) {
+    const std::int64_t blocks = ceil_div(std::int64_t{tokens}, rows) * heads;
     ENSURE(blocks <= std::numeric_limits<int>::max(), blocks, " blocks");
     return dim3(static_cast<unsigned>(blocks));
 }
@@ -45,10 +45,11 @@ void launch_hopper_forward(const AttentionForward<bf16, O>& a, cudaStream_t stre
                            map_of_heads(a.v, shape, shape.Tk, shape.kv_heads(), Tile::keys), TensorMap{}};
     if constexpr (std::is_same_v<O, bf16>)
         maps.out = map_of_heads(a.out, shape, shape.Tq, shape.NH, Tile::group_queries);
-    const std::int64_t keys_and_values = std::int64_t{shape.Tk} * shape.HS * 4;
+    const std::int64_t keys_and_values = std::int64_t{shape.Tk} * shape.HS * 4,
+                       heads = std::int64_t{shape.B} * shape.NH;
     launch(attention_forward_hopper<O, D>,
-           forward_launch(a, hopper_grid(shape, shape.Tq, Tile::queries), Tile::threads, Tile::shared_bytes, stream), a,
-           maps, heads_together(shape, keys_and_values));
+           forward_launch(a, hopper_grid(heads, shape.Tq, Tile::queries), Tile::threads, Tile::shared_bytes, stream), a,
+           maps, heads_together(heads, keys_and_values));
 }
 
 // Offsets of the counters and sums in the workspace in which blocks add up dq.
@@ -79,17 +80,24 @@ HopperBackwardMaps hopper_backward_maps(const AttentionBackward<bf16, G>& a) {
             map_of_heads(a.dout, shape, shape.Tq, shape.NH, Tile::queries)};
 }
 
-template <int D, class G>
-void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
+template <int D, class G, bool GROUPED>
+void launch_hopper_backward_kernel(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
     using Tile = HopperBackwardTile<D>;
     const AttentionShape& shape = a.shape;
     const HopperBackwardPlaces<D> places(shape);
     const HopperBackwardShared in_memory = places.in(workspace);
     CUDA_CHECK(cudaMemsetAsync(in_memory.numbers, 0, places.numbers * sizeof(int), stream));
-    const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4);
+    const std::int64_t queries_and_sums = std::int64_t{shape.Tq} * (shape.HS * 4 + D * 4) * shape.group,
+                       heads = std::int64_t{shape.B} * shape.kv_heads();
     const Launch where =
-        backward_launch(a, hopper_grid(shape, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
+        backward_launch(a, hopper_grid(heads, shape.Tk, Tile::keys), Tile::threads, Tile::shared_bytes, stream)
             .writes(workspace, places.all() * sizeof(float));
-    launch(attention_backward_hopper<G, D>, with_queries(with_keys(where, shape, a.dk, a.dv), shape, a.dq), a,
-           hopper_backward_maps<D>(a), in_memory, heads_together(shape, queries_and_sums));
+    launch(attention_backward_hopper<G, D, GROUPED>, with_queries(with_keys(where, shape, a.dk, a.dv), shape, a.dq), a,
+           hopper_backward_maps<D>(a), in_memory, heads_together(heads, queries_and_sums));
+}
+
+template <int D, class G>
+void launch_hopper_backward(const AttentionBackward<bf16, G>& a, float* workspace, cudaStream_t stream) {
+    if (a.shape.group > 1) return launch_hopper_backward_kernel<D, G, true>(a, workspace, stream);
+    launch_hopper_backward_kernel<D, G, false>(a, workspace, stream);
 }

@@ -118,6 +118,73 @@ TEST_CASE("sm90: attention: heads of queries share heads of keys and values") {
         check_both<bf16>(self_attention_shape(2, 150, 4, 64, true, group), Layout::packed);
         check_both<float>(self_attention_shape(1, 70, 4, 128, false, group), Layout::spaced);
     }
+    check_both<float>(self_attention_shape(1, 200, 3, 64, true, 3), Layout::head_major);
+    check_both<bf16>(self_attention_shape(2, 140, 4, 128, true, 4), Layout::packed);
+    check_both<bf16>(self_attention_shape(1, 130, 8, 128, true, 8), Layout::spaced);
+    check_both<float>(self_attention_shape(1, 70, 16, 64, false, 8), Layout::packed);
+    for (auto [q0, k0] : {std::pair{64, 0}, {7, 20}, {0, 70}, {0, 1000}}) {   // some queries see nothing, or all
+        for (int HS : {64, 128}) {
+            AttentionShape shape = shape_of(1, 2, 140, 300, HS, true, q0, k0);
+            shape.group = 2;
+            check_both<bf16>(shape, Layout::spaced);
+        }
+    }
+}
+
+namespace {
+
+// Returns (B, T, heads, HS) of `values` (B, T, from / step heads, HS), head h being that of `first + h * step`.
+std::vector<double> heads_of(const std::vector<double>& values, int HS, int heads, int from, int first, int step) {
+    std::vector<double> result;
+    const std::size_t size = static_cast<std::size_t>(HS);
+    for (std::size_t row = 0; row < values.size(); row += size * static_cast<std::size_t>(from)) {
+        for (int h = 0; h < heads; h++) {
+            const auto begin =
+                values.begin() + static_cast<std::ptrdiff_t>(row + size * static_cast<std::size_t>(first + h * step));
+            result.insert(result.end(), begin, begin + HS);
+        }
+    }
+    return result;
+}
+
+// Checks that grouped queries get the bits of kernels without groups: dq those of any head, and dk and dv, where all
+// other heads of the group have no gradient, those of the only head that has one.
+void check_bits_of_groups(const AttentionShape& grouped) {
+    const int HS = grouped.HS, NH = grouped.NH, group = grouped.group, kv_heads = grouped.kv_heads();
+    const AttentionInputs inputs = random_inputs<bf16>(grouped);
+    const AttentionReference forward = reference_attention(grouped, inputs.q, inputs.k, inputs.v);
+    auto run = [](const AttentionShape& shape, const AttentionInputs& in, const AttentionReference& results) {
+        return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, in, results);
+    };
+    const AttentionReference whole = run(grouped, inputs, forward);
+    for (int member = 0; member < group; member++) {
+        CAPTURE(member);
+        // every head of keys with this head of its group alone
+        auto members = [&](const std::vector<double>& of_queries) {
+            return heads_of(of_queries, HS, kv_heads, NH, member, group);
+        };
+        AttentionShape single = grouped;
+        single.NH = kv_heads, single.group = 1;
+        const AttentionInputs alone = {members(inputs.q), inputs.k, inputs.v, members(inputs.dout)};
+        const AttentionReference expected = run(single, alone, reference_attention(single, alone.q, alone.k, alone.v));
+        CHECK(members(whole.dq) == expected.dq);
+        AttentionInputs others_zero = inputs;
+        for (std::size_t i = 0; i < inputs.dout.size(); i++) {
+            if (static_cast<int>(i) / HS % NH % group != member) others_zero.dout[i] = 0;
+        }
+        const AttentionReference found = run(grouped, others_zero, forward);
+        CHECK(found.dk == expected.dk);
+        CHECK(found.dv == expected.dv);
+    }
+}
+
+}   // namespace
+
+TEST_CASE("sm90: attention: each head of a group gives the bits of a head alone") {
+    if (!on_sm90()) return;
+    check_bits_of_groups(self_attention_shape(2, 150, 4, 64, true, 2));
+    check_bits_of_groups(self_attention_shape(1, 70, 4, 128, false, 4));
+    check_bits_of_groups(self_attention_shape(1, 130, 8, 40, true, 8));
 }
 
 TEST_CASE("sm90: attention: keys past the end add nothing where exp(-lse) is infinite") {
@@ -147,11 +214,27 @@ TEST_CASE("sm90: attention: two runs are bit-identical") {
     CHECK(first.dv == second.dv);
 }
 
+TEST_CASE("sm90: attention: two runs of grouped queries are bit-identical") {
+    if (!on_sm90()) return;
+    const AttentionShape shape = self_attention_shape(1, 300, 4, 64, true, 4);
+    const AttentionInputs inputs = random_inputs<bf16>(shape);
+    const AttentionReference forward = reference_attention(shape, inputs.q, inputs.k, inputs.v);
+    auto run = [&] {
+        return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, inputs, forward);
+    };
+    const AttentionReference first = run(), second = run();
+    CHECK(first.dq == second.dq);
+    CHECK(first.dk == second.dk);
+    CHECK(first.dv == second.dv);
+}
+
 // Blocks wait here for others that start only when some have ended. For a GPU: the models take a minute.
 TEST_CASE("sm90: attention: more blocks than multiprocessors: as own attention, and the same bits again" *
           doctest::skip()) {
     if (!on_sm90()) return;
-    for (const AttentionShape& shape : {shape_of(4, 12, 1024, 1024, 64, true), shape_of(2, 20, 640, 640, 128, false)}) {
+    for (const AttentionShape& shape :
+         {shape_of(4, 12, 1024, 1024, 64, true), shape_of(2, 20, 640, 640, 128, false),
+          self_attention_shape(4, 1024, 32, 64, true, 4), self_attention_shape(5, 700, 32, 128, true, 4)}) {
         CAPTURE(shape.HS);
         const AttentionInputs inputs = random_inputs<bf16>(shape);
         const AttentionReference forward =
