@@ -137,7 +137,7 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
     costs.seconds_per_exchanged_byte = 1 / machine.intra.bytes_per_second;
     costs.seconds_per_exchanged_byte_between_nodes = 1 / machine.inter.bytes_per_second;
     costs.multiprocessors = machine.multiprocessors;
-    costs.multiprocessors_of_exchange = 16;
+    costs.multiprocessors_of_exchange = kCollectiveMultiprocessors;
     costs.compute_seconds = [machine](const RecordedStep& step) {
         if (!step.work.exchanges.empty()) return 0.0;
         const double bytes = step.work.bytes;

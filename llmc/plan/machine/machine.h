@@ -19,6 +19,8 @@ struct MatmulRate {
     double per_second;   // at that size
 };
 
+constexpr int kCollectiveMultiprocessors = 16;   // that a collective takes where no --comm-sms says otherwise
+
 struct Machine {
     std::string name, source;
     std::vector<MatmulRate> matmul;    // by size, ascending; interpolated between two sizes, the nearest beyond them
