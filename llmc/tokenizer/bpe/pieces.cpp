@@ -122,7 +122,7 @@ private:
     std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
     std::uint32_t slots_[batch_pieces];
-    std::uint64_t hashes_[batch_pieces];                                   // of pieces that the short table cannot hold
+    std::uint64_t hashes_[batch_pieces];   // finds pieces that the short table cannot hold
     std::uint32_t found_[batch_pieces * Short::max_ids + spare_ids + 1];   // ids of the batch, not appended yet
 };
 
