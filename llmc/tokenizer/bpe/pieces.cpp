@@ -29,8 +29,8 @@ public:
 private:
     using Cache = PieceCache<Id>;
     using Short = typename Cache::Short;
-    using Long = typename Cache::Long;
-    static constexpr std::size_t spare_ids = 1024;   // for long entries, beside Short::max_ids for each piece
+    static constexpr std::size_t spare_ids =
+        1024;   // for medium and long entries, beside Short::max_ids for each piece
 
     // Encodes a batch in two passes: the first computes where the cache would hold each piece and starts fetching those
     // lines, the second finds most of them there. Entries are copied whole, whatever their number of ids, into room for
@@ -55,7 +55,7 @@ private:
     }
 
     // Computes the key and the place in the cache of piece number `i`, and returns its end. A piece that is too long
-    // for the short table gets a key that matches nothing, and its place in the other.
+    // for the short table gets a key that matches nothing, and a hash for the others.
     std::uint32_t locate(std::string_view text, std::size_t i, std::uint32_t begin, std::uint32_t end) {
         const std::uint32_t length = end - begin;
         if (length <= ShortKey::max_length) [[likely]] {
@@ -67,30 +67,28 @@ private:
         } else {
             keys_[i] = ShortKey::none();
             slots_[i] = 0;
-            if (length <= Long::max_length) {
-                long_slots_[i] = static_cast<std::uint32_t>(Cache::long_slot(text.substr(begin, length)));
-                cache_.prefetch_long(long_slots_[i]);
+            if (length <= Cache::max_length) {
+                hashes_[i] = hash64(text.substr(begin, length));
+                cache_.prefetch(hashes_[i]);
             }
         }
         return end;
     }
 
-    // Encodes piece number `i` of its batch, whose ids are not in its first slot; `marked`: that says that the long
+    // Encodes piece number `i` of its batch, whose ids are not in its first slot; `marked`: that says that another
     // table may have them. Writes them to `out`, or appends all found so far and them to `ids`; returns where the next
     // ones belong.
     std::uint32_t* encode_rare(std::string_view piece, std::size_t i, bool marked, std::uint32_t* out, Ids& ids) {
-        const bool is_short = piece.size() <= ShortKey::max_length, fits_long = piece.size() <= Long::max_length;
+        const bool is_short = piece.size() <= ShortKey::max_length;
         if (is_short && !marked) {
-            const Short* known = cache_.find(cache_.second_slot(slots_[i]), keys_[i]);
+            const Short* known = cache_.find_second(slots_[i], keys_[i]);
             marked = known != nullptr;
             if (marked && known->count() != Short::in_long) return known->write(out);
         }
-        if (is_short && marked) long_slots_[i] = static_cast<std::uint32_t>(Cache::long_slot(piece));
-        if (fits_long && (marked || !is_short)) {
-            if (const Long* known = cache_.find(long_slots_[i], piece)) {
-                if (out + Long::most_written > found_ + i * Short::max_ids + spare_ids) out = append_found(out, ids);
-                return known->write(out);
-            }
+        if (is_short && marked) hashes_[i] = hash64(piece);
+        if ((marked || !is_short) && piece.size() <= Cache::max_length) {
+            if (out + Cache::most_written > found_ + i * Short::max_ids + spare_ids) out = append_found(out, ids);
+            if (std::uint32_t* end = cache_.write(hashes_[i], piece, out)) return end;
         }
         out = append_found(out, ids);
         merge(piece, i, marked, ids);
@@ -110,8 +108,9 @@ private:
         const std::size_t count = ids.size() - first;
         const bool is_short = piece.size() <= ShortKey::max_length;
         if (is_short && !marked) cache_.remember(slots_[i], keys_[i], ids.data() + first, count);
-        if ((!is_short || count > Short::max_ids) && piece.size() <= Long::max_length && count <= Long::max_ids) {
-            cache_.remember(Cache::long_slot(piece), piece, ids.data() + first, count);
+        if (!is_short || count > Short::max_ids) {
+            if (is_short && !marked) hashes_[i] = hash64(piece);
+            cache_.remember(hashes_[i], piece, ids.data() + first, count);
         }
     }
 
@@ -122,7 +121,8 @@ private:
     PieceCounts counts_;
     std::uint32_t begin_ = 0;   // begin of the next piece
     ShortKey keys_[batch_pieces];
-    std::uint32_t slots_[batch_pieces], long_slots_[batch_pieces];   // the second: of pieces too long for the first
+    std::uint32_t slots_[batch_pieces];
+    std::uint64_t hashes_[batch_pieces];   // finds pieces that the short table cannot hold
     std::uint32_t found_[batch_pieces * Short::max_ids + spare_ids + 1];   // ids of the batch, not appended yet
 };
 
