@@ -36,6 +36,7 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
     released_ = std::vector<OwnedEvent>(units);
     reduced_ = std::vector<OwnedEvent>(units);
     fetching_.assign(units, false);
+    changed_ = static_cast<int>(units);
     ready_.assign(units, 0);
     for (int slot = 0; slot < static_cast<int>(units); slot++) {
         const int set = storage.layer_set(slot, zero_layer_sets);
@@ -109,6 +110,7 @@ void Zero::use_begins() {
     };
     for (int slot : (*uses_)[next_use_]) {
         const auto unit = static_cast<std::size_t>(slot);
+        gather_changed(slot + 1 + units_ahead);
         if (shards(StateKind::parameters) && next_use_ > 0 && shares_memory(next_use_ - 1, slot) &&
             !reads(next_use_ - 1, slot)) {
             fetch(slot);
@@ -144,8 +146,15 @@ void Zero::fetch(int slot) {
 void Zero::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
-    for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
-        for (const SpanLayout& span : spans(slot)) {
+    changed_ = 0;
+    gather_changed(units_ahead);
+}
+
+// Gathers changed units below `end`, in their order. Not all at once: NCCL starts the collectives of a device in the
+// order of the host's calls, so that those of the layers would wait until the last gather begins.
+void Zero::gather_changed(int end) {
+    for (; changed_ < std::min(end, static_cast<int>(storage_.units().size())); changed_++) {
+        for (const SpanLayout& span : spans(changed_)) {
             for_tensors(span, group(span), [&](const TensorLayout& tensor) {
                 floatX* const whole = states_.parameters.tensor(tensor.param);
                 if (owner(tensor) < 0) {
@@ -155,12 +164,13 @@ void Zero::parameters_changed() {
                 }
             });
         }
-        fetched_[static_cast<std::size_t>(slot)].record(traffic());
-        fetching_[static_cast<std::size_t>(slot)] = true;
+        fetched_[static_cast<std::size_t>(changed_)].record(traffic());
+        fetching_[static_cast<std::size_t>(changed_)] = true;
     }
 }
 
 void Zero::wait_for_all_gather() {
+    gather_changed(static_cast<int>(storage_.units().size()));
     for (std::size_t unit = 0; unit < fetching_.size(); unit++) {
         if (fetching_[unit]) fetched_[unit].wait(compute_);
         fetching_[unit] = false;
@@ -298,6 +308,7 @@ void Zero::finish_gradients() {
 }
 
 void Zero::reduce_delayed() {
+    gather_changed(static_cast<int>(storage_.units().size()));   // needed earlier
     compute_before_traffic();
     for (std::size_t slot = storage_.units().size(); slot > 0; slot--) reduce(static_cast<int>(slot) - 1);
     travelled_.record(traffic());

@@ -91,7 +91,8 @@ public:
     // Times sums of gradients that are zero, of which compression keeps nothing: those between groups if there are
     // several. Before the first step; collective.
     ReductionTimes time_reductions();
-    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters.
+    // Starts the gathers after work on the compute stream has updated the owned parts of the parameters. Those of later
+    // units begin as the passes come near them.
     void parameters_changed();
     // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
     // them.
@@ -124,9 +125,12 @@ private:
     void compute_before_traffic();
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);
+    void gather_changed(int end);
     void reduce(int slot);
     void sum_between_groups(int slot);
     void reduce_to_shards(int slot, bool first, bool last);
+
+    static constexpr int units_ahead = 1;   // that are gathered beside the use of another
 
     const ParamStorage& storage_;
     ZeroStates states_;
@@ -143,6 +147,7 @@ private:
     std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
+    int changed_ = 0;                              // stages 1 and 2: first unit still to be gathered after the update
     std::vector<std::size_t> memory_;              // per unit: the first one that has the same unsharded memory
     std::vector<OwnedEvent> released_, reduced_;   // per memory: its latest use ended, its latest gradients have left
     const std::vector<std::vector<int>>* uses_ = nullptr;

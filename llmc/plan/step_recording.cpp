@@ -124,7 +124,7 @@ StepRecording record_steps(const Options& options, const ModelConfig& config, co
                            int devices_per_node, const std::vector<int>& micro_batches) {
     StepRecording found;
     for (int stage = 0; stage < mesh.pp; stage++) {
-        World world(mesh, rank_of(mesh, {.pp = stage}), options.comm_sms);
+        World world(mesh, rank_of(mesh, {.pp = stage, .cp = mesh.cp - 1}), options.comm_sms);
         RecordedRank rank = record_rank(options, config, world, micro_batches);
         found.stages.push_back(std::move(rank.steps));
         found.ends.push_back(std::move(rank.ends));

@@ -1,6 +1,6 @@
 // Records the graph of a step by running the program's own code without computing: one rank of every pipeline stage, on
 // devices that record calls and perform nothing, in groups whose other ranks are only planned (World). Ranks of one
-// stage do the same work, so one stands for all.
+// stage do the same work, so one stands for all: the last of a ring, which the others wait for.
 //
 // Only the stand-in has such devices; in a build for GPUs there is no graph, and a plan uses closed forms alone.
 #pragma once

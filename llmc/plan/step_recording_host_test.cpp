@@ -152,7 +152,7 @@ TEST_CASE("plan: the graph of a step that is not run is what the stand-in record
         std::vector<virtual_clock::Recording> all;
         for (const Recorded& rank : found) all.push_back(rank.steps);
         for (int stage = 0; stage < run.mesh.pp; stage++) {
-            const auto rank = static_cast<std::size_t>(rank_of(run.mesh, {.pp = stage}));
+            const auto rank = static_cast<std::size_t>(rank_of(run.mesh, {.pp = stage, .cp = run.mesh.cp - 1}));
             require_same(planned.stages[static_cast<std::size_t>(stage)], found[rank].steps);
         }
         require_counted(run, found);

@@ -138,6 +138,7 @@ CostModel costs_of(const Machine& machine, const std::map<std::string, PlannedGr
     costs.seconds_per_exchanged_byte_between_nodes = 1 / machine.inter.bytes_per_second;
     costs.multiprocessors = machine.multiprocessors;
     costs.multiprocessors_of_exchange = kCollectiveMultiprocessors;
+    costs.in_launch_order = true;
     costs.compute_seconds = [machine](const RecordedStep& step) {
         if (!step.work.exchanges.empty()) return 0.0;
         const double bytes = step.work.bytes;

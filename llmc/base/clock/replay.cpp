@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <queue>
+#include <tuple>
 
 #include "llmc/base/error.h"
 
@@ -22,7 +23,7 @@ Replay::Replay(const std::vector<Recording>& ranks, const CostModel& costs)
 
 int Replay::add_moment(double duration, int rank) {
     moments_.emplace_back();
-    moments_.back().duration = duration, moments_.back().rank = rank;
+    moments_.back().duration = duration, moments_.back().rank = rank, moments_.back().place = place_;
     return static_cast<int>(moments_.size()) - 1;
 }
 int Replay::add_moment(double duration, int rank, const Before& before) {
@@ -50,7 +51,10 @@ void Replay::add_rank(int rank, const Recording& recording) {
     std::map<int, Before> streams;
     std::unordered_map<std::uint64_t, Before> records;   // by event; an event recorded earlier is long done
     latest_of_.clear();
+    latest_launch_ = -1;
+    place_ = 0;
     for (const RecordedStep& step : recording) {
+        place_++;
         switch (step.kind) {
             case Kind::operation: {
                 if (costs_.host_seconds_per_call > 0) {
@@ -107,6 +111,10 @@ int Replay::add_operation(int rank, const RecordedStep& step, const Before& befo
         return computed;
     }
     const int launched = add_moment(0, rank, before), finish = add_moment(0, rank, {1, {computed}});
+    if (costs_.in_launch_order) {
+        if (latest_launch_ >= 0) order(latest_launch_, launched);
+        latest_launch_ = launched;
+    }
     const int requested = step.work.multiprocessors;
     at(launched).multiprocessors = requested > 0 ? requested : costs_.multiprocessors_of_exchange;
     at(finish).multiprocessors = -at(launched).multiprocessors;
@@ -245,13 +253,14 @@ public:
 private:
     static std::size_t index(int number) { return static_cast<std::size_t>(number); }
 
-    // A moment and its time. The earliest comes first; of several at the same time, the one with the lowest number.
+    // A moment and its time. The earliest comes first; of several at the same time, the one of the earliest step of its
+    // rank's recording, so that ranks with equal recordings take turns in the same order.
     struct Due {
         double time;
-        int moment;
+        int place, moment;
         int version = 0;   // for an end: the number of this forecast; only the latest one counts
         bool operator>(const Due& other) const {
-            return time != other.time ? time > other.time : moment > other.moment;
+            return std::tie(time, place, moment) > std::tie(other.time, other.place, other.moment);
         }
     };
     using Queue = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
@@ -269,10 +278,12 @@ private:
         double left, since;   // seconds of work left on a whole device, as of time `since`
     };
 
+    Due at(int moment, double time, int version = 0) const { return {time, graph_.at(moment).place, moment, version}; }
+
     void pass() {
         forecast_.assign(missing_.size(), 0);
         for (std::size_t i = 0; i < missing_.size(); i++) {
-            if (missing_[i] == 0) ready_.push({0, static_cast<int>(i)});
+            if (missing_[i] == 0) ready_.push(at(static_cast<int>(i), 0));
         }
         while (!ready_.empty() || !ends_.empty()) {
             if (!ends_.empty() && ends_.top().version != forecast_[index(ends_.top().moment)]) {
@@ -318,7 +329,7 @@ private:
         for (int i = graph_.first_after_[index(moment)]; i < graph_.first_after_[index(moment) + 1]; i++) {
             const int next = graph_.after_[index(i)];
             begin_[index(next)] = std::max(begin_[index(next)], end);
-            if (--missing_[index(next)] == 0) ready_.push({begin_[index(next)], next});
+            if (--missing_[index(next)] == 0) ready_.push(at(next, begin_[index(next)]));
         }
     }
 
@@ -350,7 +361,7 @@ private:
     }
 
     void forecast(const Running& work, int rank) {
-        ends_.push({work.since + work.left / share(rank), work.moment, ++forecast_[index(work.moment)]});
+        ends_.push(at(work.moment, work.since + work.left / share(rank), ++forecast_[index(work.moment)]));
     }
 
     void take_multiprocessors(int rank, int count, double time) {

@@ -42,6 +42,7 @@ private:
     struct Moment {
         double duration = 0;
         int rank = 0;
+        int place = 0;             // in its rank's recording
         int missing = 0;           // moments before it
         int multiprocessors = 0;   // taken by communication from here on; negative: given back
         int exchange = -1;         // index of the exchange that happens here; -1: none
@@ -102,6 +103,8 @@ private:
     std::vector<Rendezvous> exchanges_;
     std::unordered_map<std::uint64_t, int> exchange_of_;   // by key
     std::map<std::uint64_t, int> latest_of_;               // by communicator: its latest finish on the rank being added
+    int place_ = 0;                                        // counts the steps of that rank
+    int latest_launch_ = -1;                               // moment at which that rank launched its latest exchange
     std::vector<std::vector<int>> host_waits_;
 };
 

@@ -72,6 +72,7 @@ struct CostModel {
     double seconds_per_exchange = 0;
     int multiprocessors = 0;               // per device; 0: communication slows nothing down
     int multiprocessors_of_exchange = 0;   // for a communicator without a limit (ncclConfig_t::maxCTAs)
+    bool in_launch_order = false;          // an exchange starts on its rank when all launched before have started
     int ranks_per_node = 0;                // rank r is on node r / this; 0: all on one node
     double host_seconds_per_call = 0;      // between the host's calls
     std::function<double(const RecordedStep&)> compute_seconds;    // if set, replaces the first three

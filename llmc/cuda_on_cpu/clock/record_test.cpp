@@ -438,3 +438,26 @@ TEST_CASE("record: work beside communication is slower by the multiprocessors th
     CHECK(end_of(timeline, "work") == doctest::Approx(2 + (3 - 2 * 0.5) / 0.8));   // 1 is done by 2, and 2 of 3 by 4.5
     CHECK(end_of(timeline, "before") == 4);
 }
+
+TEST_CASE("record: in the order of launches, an operation waits until those launched before it have begun") {
+    TestDevice device;
+    cudaStream_t one = device.stream(), two = device.stream();
+    auto of = [](std::uint64_t communicator) { return communicator << host::communicator_shift; };
+    // a second gradient is launched while the first travels, then an exchange of a layer
+    const Recording recording = host::record([&] {
+        exchange(two, "gradient", {{of(1), 1, 4}});
+        exchange(two, "late gradient", {{of(1) + 1, 1, 4}});
+        compute(one, "product", 1);
+        exchange(one, "exchange of a layer", {{of(2), 1}});
+        cudaDeviceSynchronize();
+    });
+    auto begins = [&](const CostModel& costs, const std::string& name) {
+        const Timeline timeline = host::replay({recording}, costs);
+        return std::ranges::find(timeline.spans, name, &host::Span::name)->active;
+    };
+    CostModel costs = seconds_as_given();
+    CHECK(begins(costs, "exchange of a layer") == 1);
+    costs.in_launch_order = true;
+    CHECK(begins(costs, "gradient") == 0);
+    CHECK(begins(costs, "exchange of a layer") == 4);   // when the late one begins, behind the first
+}

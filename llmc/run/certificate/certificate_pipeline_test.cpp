@@ -134,6 +134,7 @@ TEST_CASE("certificate: what a pipeline sends is a boundary for each micro-batch
             for (Communicator* group : rank.communicators()) group->reset_traffic();
             rank.gradients(1);
             rank.step().update(1, 1e-3f);
+            rank.step().wait_for_all_gather();
             rank.step().result();
             const PipelineLinks& links = rank.groups().links;
             const int m = layout.micro_batches;

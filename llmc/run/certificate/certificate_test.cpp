@@ -160,6 +160,7 @@ TEST_CASE("certificate: bytes sent per rank and step are ZeRO's") {
                     for (Communicator* group : rank.communicators()) group->reset_traffic();
                     rank.gradients(1);
                     rank.step().update(1, 1e-3f);
+                    rank.step().wait_for_all_gather();
                     Traffic sent;
                     for (const Communicator* group : rank.communicators()) {
                         sent.all_reduce += group->traffic().all_reduce;
