@@ -165,6 +165,14 @@ numbers_as_data 4000 2000
 run=(--layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --recompute none)
 data=(--train-data "$work/data/*train*.bin" --val-every 0 --sample-every 0)
 expect 0 "the run can begin" "$train_gpt" check "${run[@]}" "${data[@]}" --write-machine "$work/machine"
+in_machine() { tr -d '\n' <"$1" | sed -nE "s/.*\"$2\": \{? *(\"bytes_per_second\": )?([-0-9.e+]+).*/\2/p"; }
+[ "$(in_machine "$work/machine" multiprocessors)" = 0 ]
+verdict $? "no collective takes anything from one rank: $(in_machine "$work/machine" multiprocessors)"
+expect 0 "the run can begin" scripts/launch.sh -n 2 "$train_gpt" check "${run[@]}" --total-batch 128 "${data[@]}" --write-machine "$work/machine2"
+reduced=$(sed -nE 's/^ +group dp of rank 0 +[0-9.]+ +([0-9.]+)$/\1/p' "$work/out")
+awk -v link="$(in_machine "$work/machine2" intra)" -v all_reduce="$reduced" 'BEGIN { exit !(link > 0 && link <= 1e9 * (all_reduce + 0.001)) }'
+verdict $? "no link is faster than an all-reduce: $(in_machine "$work/machine2" intra), $reduced GB/s"
+expect 0 "2 devices" "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
 expect 0 "5/5 | loss" "$train_gpt" "${run[@]}" "${data[@]}" --max-steps 5 -o "$work/run"
 expect 0 "compared with the medians of 4 steps:" "$train_gpt" plan "${run[@]}" --vocab-size 257 --machine "$work/machine" --compare "$work/run"
 for what in "step .* ms: the plan is off by" "speed .* tokens/s: the plan is off by" "memory .* bytes of the first rank: the plan is off by [+-][0-9.]+%"; do
