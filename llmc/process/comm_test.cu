@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <functional>
 #include <sstream>
+#include <string>
 
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/process/nccl_version.h"
@@ -84,22 +86,36 @@ void collectives(TestRank& me) {
 
 }   // namespace
 
-TEST_CASE("comm: kernels are loaded at the start, unless the user has said when") {
-    constexpr const char* name = "CUDA_MODULE_LOADING";
+namespace {
+
+// Checks that set() sets the variable to `expected`, unless the user has set it to another value.
+void check_set_unless_given(const char* name, const std::string& expected, const std::string& another,
+                            const std::function<void()>& set) {
     const char* const before = std::getenv(name);
     const std::string kept = before != nullptr ? before : "";
-    setenv(name, "LAZY", 1);
-    load_kernels_at_start();
-    CHECK(std::getenv(name) == std::string("LAZY"));
+    setenv(name, another.c_str(), 1);
+    set();
+    CHECK(std::getenv(name) == another);
     unsetenv(name);
-    load_kernels_at_start();
+    set();
     REQUIRE(std::getenv(name) != nullptr);
-    CHECK(std::getenv(name) == std::string("EAGER"));
+    CHECK(std::getenv(name) == expected);
     if (before != nullptr) {
         setenv(name, kept.c_str(), 1);
     } else {
         unsetenv(name);
     }
+}
+
+}   // namespace
+
+TEST_CASE("comm: kernels are loaded at the start, unless the user has said when") {
+    check_set_unless_given("CUDA_MODULE_LOADING", "EAGER", "LAZY", load_kernels_at_start);
+}
+
+TEST_CASE("comm: switches do not reduce, and collectives start in the host's order, unless the user has said so") {
+    check_set_unless_given("NCCL_NVLS_ENABLE", "0", "1", [] { Communicator::make_unique_id(); });
+    check_set_unless_given("NCCL_LAUNCH_ORDER_IMPLICIT", "1", "0", [] { Communicator::make_unique_id(); });
 }
 
 TEST_CASE("comm: what an older NCCL cannot do is said, and one that is too old is refused by its version") {
