@@ -15,6 +15,7 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/self_check.h"
+#include "llmc/plan/auto_layout.h"
 #include "llmc/plan/machine/measure_machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/link_speed.h"
@@ -173,6 +174,8 @@ std::string RunCheck::find_model_and_checkpoint() {
     }
     model_ = find_model(options_, checkpoint_, world_, log_);
     if (!options_.recompute) options_.recompute = recompute_that_fits(options_, model_.config, world_);
+    options_.left_sms = multiprocessors_left(options_, model_.config, world_.mesh(), world_.place().local_ranks,
+                                             device_properties().name);
     return describe(model_.config);
 }
 

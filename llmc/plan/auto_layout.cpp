@@ -1,10 +1,12 @@
 #include "llmc/plan/auto_layout.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
+#include "llmc/plan/closed_form.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/search.h"
 
@@ -27,6 +29,15 @@ bool is_possible(const Options& options) {
         if (error.kind() != ErrorKind::usage) throw;
         return false;
     }
+}
+
+std::optional<Machine> machine_in_table(const std::string& device) {
+    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
+        std::string upper = name, found = device;
+        for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
+        if (found.find(upper) != std::string::npos) return known_machine(name);
+    }
+    return {};
 }
 
 }   // namespace
@@ -67,11 +78,19 @@ Options best_layout(const Options& options, const Machine& machine, int ranks,
 }
 
 Machine machine_of_device(const std::string& device) {
-    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
-        std::string upper = name, found = device;
-        for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
-        if (found.find(upper) != std::string::npos) return known_machine(name);
-    }
+    if (std::optional<Machine> machine = machine_in_table(device)) return *machine;
     throw Error(ErrorKind::usage, text("--layout auto: the speeds of this device, ", device, ", are not in the table"),
                 "Measure them with `train_gpt check --write-machine FILE`, and add --machine FILE.");
+}
+
+int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
+                         const std::string& device) {
+    const bool is_modelled =
+        options.local.every == 0 && options.staleness == 0 && options.grad_compression.how == GradCompression::none;
+    if (mesh.size() == 1 || !is_modelled) return options.comm_sms;
+    std::optional<Machine> machine = machine_in_table(device);
+    if (!options.plan.machine.empty()) machine = read_machine(options.plan.machine);
+    if (!machine) return options.comm_sms;
+    machine->devices_per_node = devices_per_node;
+    return collectives_share(options, config, mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;
 }

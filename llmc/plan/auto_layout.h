@@ -16,5 +16,12 @@ int largest_micro_batch(const Options& options, double device_bytes);
 Options best_layout(const Options& options, const Machine& machine, int ranks,
                     const std::function<bool(const Options&)>& is_allowed);
 
+// Returns how many multiprocessors matmuls leave to collectives beside them: --comm-sms where collectives take more
+// than a third of backward, else none, because a kernel that leaves some is slower also while nothing communicates. By
+// the closed forms at the speeds of --machine or of the table; --comm-sms for a device that is not in it, and for steps
+// whose gradients travel in another way than theirs.
+int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
+                         const std::string& device);
+
 // Returns the table's machine for a device name as CUDA reports it. Throws Error(usage) if there is none.
 Machine machine_of_device(const std::string& device);

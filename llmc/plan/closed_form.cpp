@@ -59,6 +59,19 @@ public:
         return result;
     }
 
+    double collectives_share() const {
+        const StepTime step = time(PipelineTime::estimated);
+        const int m = o_.micro_steps(), reduced = o_.zero >= 2 ? m : 1;   // micro-batches whose gradients travel
+        const double all = step.computing / m, backward = all * (o_.recompute == Recompute::block ? 0.75 : 2.0 / 3);
+        double share = 0;
+        for (const auto& [name, group] : step.groups) {
+            if (name == "pp") continue;
+            const bool of_layers = name == "tp" || name == "cp" || name == kExpertGroup;   // forward and backward alike
+            share += group.seconds / (of_layers ? m * all : reduced * (o_.zero == 0 ? backward : all));
+        }
+        return share;
+    }
+
     double least() const {
         const double matmul = 1 / machine_.best_matmul(), attention = 4 * pairs() / machine_.attention_per_second;
         double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, and of the earlier stages
@@ -325,6 +338,11 @@ private:
 StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                           const Machine& machine, PipelineTime pipeline) {
     return ClosedForm(options, config, mesh, machine).time(pipeline);
+}
+
+double collectives_share(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                         const Machine& machine) {
+    return ClosedForm(options, config, mesh, machine).collectives_share();
 }
 
 double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine) {

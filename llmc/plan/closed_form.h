@@ -12,6 +12,11 @@ enum class PipelineTime { simulated, estimated };
 StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                           const Machine& machine, PipelineTime pipeline = PipelineTime::simulated);
 
+// Returns the share of a micro-batch's backward beside which collectives run, where its gradients travel; links of a
+// pipeline are none.
+double collectives_share(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+                         const Machine& machine);
+
 // Returns a lower bound of a step's seconds, also for any replay: matmuls and attention of the slowest stage, and those
 // of the first micro-batch on its way there, at the machine's best rates.
 double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine);

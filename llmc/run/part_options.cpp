@@ -120,7 +120,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     result.matmul.tries = options.matmul_tries;
     const bool may_serve = sizeof(floatX) == sizeof(bf16) && options.matmul_tries != 1;
     result.matmul.own_kernels = may_serve ? OwnKernels::where_they_serve : OwnKernels::never;
-    result.comm_sms = options.comm_sms;
+    result.comm_sms = options.left_sms >= 0 ? options.left_sms : options.comm_sms;
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
     result.grad_dtype = options.grad_dtype;
     result.z_loss = options.z_loss;

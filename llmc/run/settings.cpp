@@ -152,6 +152,9 @@ void found(Table& table, const Options& o, const RunFacts& f) {
     table.row("attention", f.attention == o.attention
                                ? name_of(f.attention)
                                : text(name_of(f.attention), " (asked for: ", name_of(o.attention), ")"));
+    if (o.left_sms >= 0 && o.left_sms != o.comm_sms) {
+        table.row("left to collectives", text(o.left_sms, " multiprocessors (asked for: ", o.comm_sms, ")"));
+    }
     table.rule();
     table.row("weights", f.weights);
     table.row("max_sequence_length T", f.model.max_seq_len);
