@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <queue>
-#include <unordered_map>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/files/files.h"
@@ -15,9 +15,46 @@ Pair make_pair(std::uint32_t left, std::uint32_t right) { return static_cast<Pai
 
 // Count of a pair, and the words in which it may be found (a word may be named although the pair has left it).
 struct PairState {
+    Pair pair;
     std::int64_t count = 0;
     std::uint32_t stamp = 0;   // the merge that last added occurrences
     std::vector<std::uint32_t> words;
+};
+
+// Finds the number of a pair's state: a table of open addresses, at most half full.
+class PairNumbers {
+public:
+    // Returns the number of the pair, which is `next` if it had none.
+    std::uint32_t find_or_add(Pair pair, std::uint32_t next) {
+        if (2 * next >= slots_.size()) grow();
+        Slot& slot = slot_of(pair);
+        if (slot.number == none) slot = {pair, next};
+        return slot.number;
+    }
+
+private:
+    static constexpr std::uint32_t none = UINT32_MAX;
+    struct Slot {
+        Pair pair = 0;
+        std::uint32_t number = none;
+    };
+    Slot& slot_of(Pair pair) {
+        std::size_t at = hash_number(pair) & (slots_.size() - 1);
+        while (slots_[at].number != none && slots_[at].pair != pair) at = (at + 1) & (slots_.size() - 1);
+        return slots_[at];
+    }
+    void grow() {
+        std::vector<Slot> before(2 * slots_.size());
+        std::swap(before, slots_);
+        for (const Slot& slot : before) {
+            if (slot.number != none) slot_of(slot.pair) = slot;
+        }
+    }
+    static std::uint64_t hash_number(Pair pair) {
+        const std::uint64_t mixed = pair * UINT64_C(0x9e3779b97f4a7c15);
+        return mixed ^ mixed >> 32;
+    }
+    std::vector<Slot> slots_ = std::vector<Slot>(1 << 16);
 };
 
 class Learner {
@@ -35,20 +72,20 @@ public:
             data_.tokens.push_back(std::string(1, static_cast<char>(byte)));
         }
         for (const PieceCount& piece : pieces) add_word(piece);
-        for (Entry& entry : pairs_) push(entry);
+        for (std::uint32_t number = 0; number < pairs_.size(); number++) push(number);
     }
 
     TokenizerData learn(const std::function<void(std::uint32_t merges_done)>& report) {
         while (data_.tokens.size() + 1 < options_.vocab_size && !queue_.empty()) {
             Candidate best = queue_.top();
             queue_.pop();
-            const std::int64_t count = best.entry->second.count;
+            const std::int64_t count = pairs_[best.number].count;
             if (best.count != count) {   // it has become rarer since it was queued
-                if (count > 0) push(*best.entry);
+                if (count > 0) push(best.number);
                 continue;
             }
             if (static_cast<std::uint64_t>(best.count) < options_.min_count) break;
-            merge(*best.entry);
+            merge(best.number);
             if (data_.merges.size() % 256 == 0) report(static_cast<std::uint32_t>(data_.merges.size()));
         }
         data_.end_of_text = static_cast<std::uint32_t>(data_.tokens.size());
@@ -59,8 +96,6 @@ public:
     }
 
 private:
-    using Entry = std::pair<const Pair, PairState>;   // stays where it is
-
     // Symbols of a word: symbols_[begin, begin + length).
     struct Word {
         std::uint64_t begin;
@@ -69,13 +104,21 @@ private:
     };
     struct Candidate {
         std::int64_t count;
-        Entry* entry;
+        Pair pair;
+        std::uint32_t number;
         bool operator<(const Candidate& other) const {   // more frequent first, then lower ids
-            return count != other.count ? count < other.count : entry->first > other.entry->first;
+            return count != other.count ? count < other.count : pair > other.pair;
         }
     };
+    // A pair of the symbol that is merged, or made, with another, by the other's id: found by its hash once a merge.
+    struct Neighbour {
+        std::uint32_t stamp = 0, number = too_long;
+    };
+    using Neighbours = std::vector<Neighbour>;
+    enum Side { before_left, after_right, before_new, after_new };
+    static constexpr std::uint32_t too_long = UINT32_MAX;
 
-    void push(Entry& entry) { queue_.push({entry.second.count, &entry}); }
+    void push(std::uint32_t number) { queue_.push({pairs_[number].count, pairs_[number].pair, number}); }
 
     void add_word(const PieceCount& piece) {
         std::uint32_t number = static_cast<std::uint32_t>(words_.size());
@@ -84,37 +127,58 @@ private:
         for (char byte : piece.bytes) symbols_.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
         const std::uint32_t* symbols = symbols_.data() + words_.back().begin;
         for (std::uint32_t i = 0; i + 1 < words_.back().length; i++) {
-            change(symbols[i], symbols[i + 1], words_.back().count, number);
+            add(number_of(symbols[i], symbols[i + 1]), words_.back().count, number);
         }
     }
 
-    // Adds occurrences of a pair in a word to its count, or takes them off.
-    void change(std::uint32_t left, std::uint32_t right, std::int64_t count, std::uint32_t word) {
-        if (count > 0 && data_.tokens[left].size() + data_.tokens[right].size() > options_.max_token_bytes) return;
-        Entry& entry = *pairs_.try_emplace(make_pair(left, right)).first;
-        PairState& state = entry.second;
+    // Returns the number of a pair's state; too_long if it would make too long a token.
+    std::uint32_t number_of(std::uint32_t left, std::uint32_t right) {
+        if (data_.tokens[left].size() + data_.tokens[right].size() > options_.max_token_bytes) return too_long;
+        const std::uint32_t next = static_cast<std::uint32_t>(pairs_.size());
+        const std::uint32_t number = numbers_.find_or_add(make_pair(left, right), next);
+        if (number == next) pairs_.push_back({.pair = make_pair(left, right), .words = {}});
+        return number;
+    }
+    // Likewise of a neighbour in this merge.
+    std::uint32_t number_of(Side side, std::uint32_t left, std::uint32_t right) {
+        Neighbour& known = neighbours_[side][side == before_left || side == before_new ? left : right];
+        if (known.stamp != stamp_) known = {stamp_, number_of(left, right)};
+        return known.number;
+    }
+
+    // Adds occurrences of a pair in a word.
+    void add(std::uint32_t number, std::int64_t count, std::uint32_t word) {
+        if (number == too_long) return;
+        PairState& state = pairs_[number];
         state.count += count;
-        if (count < 0) return;
         if (state.words.empty() || state.words.back() != word) state.words.push_back(word);
         if (state.stamp != stamp_) {
             state.stamp = stamp_;
-            grown_.push_back(&entry);
+            grown_.push_back(number);
         }
     }
+    void take_off(std::uint32_t number, std::int64_t count) {
+        if (number != too_long) pairs_[number].count -= count;
+    }
 
-    void merge(Entry& entry) {
-        const Pair pair = entry.first;
+    void merge(std::uint32_t number) {
+        const Pair pair = pairs_[number].pair;
         std::uint32_t left = static_cast<std::uint32_t>(pair >> 32), right = static_cast<std::uint32_t>(pair);
         std::uint32_t id = static_cast<std::uint32_t>(data_.tokens.size());
         data_.merges.push_back({left, right, id, static_cast<std::uint32_t>(data_.merges.size())});
         data_.tokens.push_back(data_.tokens[left] + data_.tokens[right]);
+        for (Neighbours& neighbours : neighbours_) neighbours.resize(data_.tokens.size());
         stamp_++;
         grown_.clear();
-        std::vector<std::uint32_t> words = std::move(entry.second.words);
-        for (std::uint32_t word : words) merge_in_word(word, left, right, id);
-        entry.second.count = 0;
-        for (Entry* grown : grown_) {
-            if (grown->second.count > 0) push(*grown);
+        std::vector<std::uint32_t> words = std::move(pairs_[number].words);
+        for (std::size_t i = 0; i < words.size(); i++) {
+            if (i + 16 < words.size()) __builtin_prefetch(&words_[words[i + 16]]);
+            if (i + 8 < words.size()) __builtin_prefetch(&symbols_[words_[words[i + 8]].begin]);
+            merge_in_word(words[i], left, right, id);
+        }
+        pairs_[number].count = 0;
+        for (std::uint32_t grown : grown_) {
+            if (pairs_[grown].count > 0) push(grown);
         }
     }
 
@@ -130,13 +194,13 @@ private:
                 continue;
             }
             if (kept > 0) {
-                uncount(s[kept - 1], left, word.count, number);
-                change(s[kept - 1], id, word.count, number);
+                take_off(number_of(before_left, s[kept - 1], left), word.count);
+                add(number_of(before_new, s[kept - 1], id), word.count, number);
             }
             if (i + 2 < word.length) {
-                uncount(right, s[i + 2], word.count, number);
+                take_off(number_of(after_right, right, s[i + 2]), word.count);
                 // when the next two are joined as well, that step counts the pair of both
-                change(id, s[i + 2], word.count, number);
+                add(number_of(after_new, id, s[i + 2]), word.count, number);
             }
             s[kept++] = id;
             i += 2;
@@ -144,20 +208,17 @@ private:
         word.length = kept;
     }
 
-    void uncount(std::uint32_t left, std::uint32_t right, std::int64_t count, std::uint32_t word) {
-        if (data_.tokens[left].size() + data_.tokens[right].size() > options_.max_token_bytes) return;
-        change(left, right, -count, word);
-    }
-
     const BpeTrainOptions& options_;
     TokenizerData data_;
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> symbols_;
     std::vector<Word> words_;
-    std::unordered_map<Pair, PairState> pairs_;
+    std::vector<PairState> pairs_;
+    PairNumbers numbers_;
+    Neighbours neighbours_[4];   // by Side
     std::priority_queue<Candidate> queue_;
     std::uint32_t stamp_ = 1;
-    std::vector<Entry*> grown_;   // pairs that occur more often than before the current merge
+    std::vector<std::uint32_t> grown_;   // pairs that occur more often than before the current merge
 };
 
 }   // namespace
