@@ -90,8 +90,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     OwnedStream stream;
     check_hardware(stream.get());
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
-    options.left_sms =
-        multiprocessors_left(options, inputs.config, world.mesh(), world.place().local_ranks, name_of_device());
+    options.left_sms = multiprocessors_left(options, inputs.config, world);
     const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks, options.local.every > 0);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;

@@ -174,8 +174,7 @@ std::string RunCheck::find_model_and_checkpoint() {
     }
     model_ = find_model(options_, checkpoint_, world_, log_);
     if (!options_.recompute) options_.recompute = recompute_that_fits(options_, model_.config, world_);
-    options_.left_sms = multiprocessors_left(options_, model_.config, world_.mesh(), world_.place().local_ranks,
-                                             device_properties().name);
+    options_.left_sms = multiprocessors_left(options_, model_.config, world_);
     return describe(model_.config);
 }
 
@@ -299,7 +298,7 @@ void RunCheck::check_kernels() {
 }
 
 std::string RunCheck::write_machine(const LinkSpeeds* links) {
-    const Machine machine = measure_machine(world_, links, stream_.get());
+    const Machine machine = measure_machine(world_, links, options_.comm_sms, stream_.get());
     const std::string& path = options_.write_machine;
     if (world_.is_first()) write_whole(real_files(), path, to_text(to_json(machine), 1) + "\n");
     return formatted("matmuls at %.4g GFLOP/s, copies at %.4g GB/s, in ", 1e-9 * machine.best_matmul(),

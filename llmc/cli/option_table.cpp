@@ -349,8 +349,7 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--tp-chunks", o.tp_chunks, 1, 1 << 10,
            "chunks of rows in which tp ranks communicate forward, each behind the next one's matmul");
     number("--comm-sms", o.comm_sms, 0, 1024,
-           "multiprocessors that collectives take at most; matmuls leave them free where these take much; 0: NCCL "
-           "chooses");
+           "collectives take so many multiprocessors at most; matmuls leave them where that pays; 0: NCCL chooses");
     choice("--sequence-parallel", o.sequence_parallel,
            "tp ranks share the rows of layernorms and residual streams too");
     number("--ep", o.ep, 1, 1 << 16,

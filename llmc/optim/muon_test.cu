@@ -277,6 +277,7 @@ TEST_CASE("optimizer: Muon leaves ZeRO's bytes what they are; besides, owners of
             me.require(between == formula.replicas && (R == 1 || between > 0), "between groups ", between);
             reset();
             rank.step().update(1, 1e-3f);
+            rank.step().wait_for_all_gather();
             rank.step().result();
             double sent = 0;
             for (const Communicator* group : rank.communicators()) sent += group->traffic().point_to_point;

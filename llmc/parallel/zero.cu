@@ -308,7 +308,7 @@ void Zero::finish_gradients() {
 }
 
 void Zero::reduce_delayed() {
-    gather_changed(static_cast<int>(storage_.units().size()));   // needed earlier
+    gather_changed(static_cast<int>(storage_.units().size()));   // the next forward needs them before these sums
     compute_before_traffic();
     for (std::size_t slot = storage_.units().size(); slot > 0; slot--) reduce(static_cast<int>(slot) - 1);
     travelled_.record(traffic());

@@ -4,14 +4,14 @@
 // clang-format off
 //   stage   each rank keeps its shard of   reduces                                 gathers
 //   0       nothing: all of everything     gradients, after the last micro-batch   nothing
-//   1       moments and masters            likewise, to shards                     parameters, after the update
-//   2       and gradients                  to shards, every micro-batch            parameters, after the update
+//   1       moments and masters            likewise, to shards                     every changed unit before its first use
+//   2       and gradients                  to shards, every micro-batch            every changed unit before its first use
 //   3       and parameters                 to shards, every micro-batch            every unit before each use
 // clang-format on
 //
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
 // events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
-// it goes on below. Under stage 3 the parameters of the next piece of work are fetched while the current one runs.
+// it goes on below. The parameters of the next piece of work are fetched while the current one runs.
 // Layers take turns with memory for whole units (ModelState::rotating), under stages 2 and 3 with that for whole
 // gradients too.
 //
@@ -94,8 +94,8 @@ public:
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters. Those of later
     // units begin as the passes come near them.
     void parameters_changed();
-    // Waits on the compute stream for the gathers: work queued from now on sees the parameters as their owners have
-    // them.
+    // Starts all gathers that have not begun, and waits for them on the compute stream: work queued from now on sees
+    // the parameters as their owners have them. Collective under stages 1 and 2.
     void wait_for_all_gather();
 
     void pass_begins(const std::vector<std::vector<int>>& uses) override;

@@ -9,6 +9,7 @@
 #include "llmc/plan/closed_form.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/search.h"
+#include "llmc/process/value_bytes.h"
 
 namespace {
 
@@ -35,7 +36,10 @@ std::optional<Machine> machine_in_table(const std::string& device) {
     for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
         std::string upper = name, found = device;
         for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
-        if (found.find(upper) != std::string::npos) return known_machine(name);
+        if (found.find(upper) == std::string::npos) continue;
+        const bool other_links = found.find("PCIE") != std::string::npos || found.find("NVL") != std::string::npos;
+        if (other_links && upper.find("PCIE") == std::string::npos) return {};
+        return known_machine(name);
     }
     return {};
 }
@@ -87,10 +91,13 @@ int multiprocessors_left(const Options& options, const ModelConfig& config, cons
                          const std::string& device) {
     const bool is_modelled =
         options.local.every == 0 && options.staleness == 0 && options.grad_compression.how == GradCompression::none;
-    if (mesh.size() == 1 || !is_modelled) return options.comm_sms;
-    std::optional<Machine> machine = machine_in_table(device);
-    if (!options.plan.machine.empty()) machine = read_machine(options.plan.machine);
-    if (!machine) return options.comm_sms;
-    machine->devices_per_node = devices_per_node;
+    const std::optional<Machine> machine = machine_in_table(device);
+    if (mesh.size() == 1 || mesh.size() > devices_per_node || !is_modelled || !machine) return options.comm_sms;
     return collectives_share(options, config, mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;
+}
+
+int multiprocessors_left(const Options& options, const ModelConfig& config, World& world) {
+    const int own =
+        multiprocessors_left(options, config, world.mesh(), world.place().local_ranks, device_properties().name);
+    return value_of<int>(world.from_first(to_bytes(own)));
 }

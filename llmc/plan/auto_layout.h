@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "llmc/plan/machine/machine.h"
+#include "llmc/process/world.h"
 #include "llmc/run/options.h"
 
 // --micro-batch auto: returns the largest number of sequences that divides the step and fits into nine tenths of
@@ -16,12 +17,14 @@ int largest_micro_batch(const Options& options, double device_bytes);
 Options best_layout(const Options& options, const Machine& machine, int ranks,
                     const std::function<bool(const Options&)>& is_allowed);
 
-// Returns how many multiprocessors matmuls leave to collectives beside them: --comm-sms where collectives take more
-// than a third of backward, else none, because a kernel that leaves some is slower also while nothing communicates. By
-// the closed forms at the speeds of --machine or of the table; --comm-sms for a device that is not in it, and for steps
-// whose gradients travel in another way than theirs.
+// Returns how many multiprocessors matmuls leave to collectives beside them. Where collectives take at most a third of
+// backward, none: a kernel that leaves some is slower also while nothing communicates. Else, and where no closed form
+// knows, --comm-sms: over several nodes, whose network may be of any speed, on a device that is not in the table, and
+// where gradients do not travel in the step that makes them, or compressed. `devices_per_node`: ranks on this one.
 int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
                          const std::string& device);
+// Returns the first rank's for this run. Collective.
+int multiprocessors_left(const Options& options, const ModelConfig& config, World& world);
 
 // Returns the table's machine for a device name as CUDA reports it. Throws Error(usage) if there is none.
 Machine machine_of_device(const std::string& device);

@@ -62,12 +62,21 @@ public:
     double collectives_share() const {
         const StepTime step = time(PipelineTime::estimated);
         const int m = o_.micro_steps(), reduced = o_.zero >= 2 ? m : 1;   // micro-batches whose gradients travel
-        const double all = step.computing / m, backward = all * (o_.recompute == Recompute::block ? 0.75 : 2.0 / 3);
+        const double all = (step.computing - optimizer_seconds(storage())) / m,
+                     backward = all * (o_.recompute == Recompute::block ? 0.75 : 2.0 / 3);
+        // parameters of stages 1 and 2 travel beside forward
+        const double gradients = reduced * static_cast<double>(size_of(o_.grad_dtype)),
+                     parameters = o_.zero == 1 || o_.zero == 2 ? kElement : 0;
         double share = 0;
         for (const auto& [name, group] : step.groups) {
             if (name == "pp") continue;
-            const bool of_layers = name == "tp" || name == "cp" || name == kExpertGroup;   // forward and backward alike
-            share += group.seconds / (of_layers ? m * all : reduced * (o_.zero == 0 ? backward : all));
+            const bool of_experts = mesh_.ep > 1 && name == group_name(mesh_, holder_axes),
+                       of_gradients = name != "tp" && (of_experts || name == group_name(mesh_, zero_axes));
+            if (of_gradients && o_.zero < 3) {
+                share += group.seconds * gradients / (gradients + parameters) / (reduced * backward);
+            } else {   // forward and backward alike
+                share += group.seconds / (m * all);
+            }
         }
         return share;
     }

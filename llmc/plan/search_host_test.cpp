@@ -316,38 +316,44 @@ TEST_CASE("plan: --layout auto takes the fastest of those that are allowed") {
     CHECK(machine_of_device("NVIDIA H100 80GB HBM3").name == "H100");
     CHECK(machine_of_device("NVIDIA GH200 480GB").name == "GH200");
     CHECK(machine_of_device("NVIDIA A100-PCIE-40GB").name == "A100-PCIe");
+    CHECK_THROWS_AS(machine_of_device("NVIDIA H100 PCIe"), Error);   // the table has the links of SXM
+    CHECK_THROWS_AS(machine_of_device("NVIDIA H100 NVL"), Error);
     CHECK_THROWS_AS(machine_of_device("a CPU"), Error);
 }
 
 TEST_CASE("plan: matmuls leave multiprocessors to collectives only where these take more than a third of backward") {
     const std::string h100 = "NVIDIA H100 80GB HBM3";
-    auto left = [&](Options o, int devices_per_node, const std::string& device) {
-        o.dp = 8 / o.tp, o.startup.ranks = 8;
-        if (!o.recompute) o.recompute = Recompute::none;
+    auto left = [&](Options o, const std::string& device, int devices_per_node = 8, int ranks = 8) {
+        o.dp = ranks / (o.tp * o.cp), o.startup.ranks = ranks;
+        o.recompute = Recompute::none;
         const PlannedRun run = planned_run(o);
         const int found = multiprocessors_left(run.options, run.config, run.mesh, devices_per_node, device);
         o.left_sms = found;
         CHECK(stage_options(o, run.config, run.mesh, {}).comm_sms == found);
         return found;
     };
-    Options o;
-    o.model = "gpt2:124M", o.seq_len = 1024, o.micro_batch = 64, o.total_batch = 8 * 64 * 1024;
-    CHECK(left(o, 8, h100) == 0);   // 500 MB of gradients beside 70 ms of backward, in bf16
-    CHECK(left(o, 1, h100) == 0);   // over 43 GB/s
-    CHECK(left(o, 8, "a card that no table has") == 16);
-    o.micro_batch = 1, o.total_batch = 8 * 1024;
-    CHECK(left(o, 1, h100) == 16);   // as many beside 1 ms
-    o.total_batch = 64 * 8 * 1024;   // in one micro-batch of 64
-    CHECK(left(o, 1, h100) == 16);
-    o.comm_sms = 0;
-    CHECK(left(o, 1, h100) == 0);
-    o.comm_sms = 7;
-    CHECK(left(o, 1, h100) == 7);
-    o.staleness = 1, o.micro_batch = 64;   // beside the next step's work, which no closed form has
-    CHECK(left(o, 8, h100) == 7);
-    o.staleness = 0, o.model = "gpt3:6700M", o.seq_len = 2048, o.micro_batch = 8;
-    o.tp = 8, o.total_batch = 8 * 2048;   // every product of a layer has its exchange
-    CHECK(left(o, 1, h100) == 7);
+    auto with = [](int tokens, int micro_steps, int tp = 1, int cp = 1, int ranks = 8) {
+        Options o;
+        o.model = "gpt2:124M", o.zero = 1, o.tp = tp, o.cp = cp;
+        o.seq_len = std::min(tokens, 1024), o.micro_batch = std::max(1, tokens / 1024);
+        o.total_batch = std::int64_t{tokens} * micro_steps * (ranks / (tp * cp));
+        return o;
+    };
+    Options much = with(64 * 1024, 1), little = with(64, 1);   // tokens beside 500 MB of gradients
+    CHECK(left(much, h100) == 0);
+    CHECK(left(much, h100, 4) == 16);   // over a network of any speed
+    CHECK(left(much, "a card that no table has") == 16);
+    CHECK(left(much, "NVIDIA H100 PCIe") == 16);
+    CHECK(left(little, h100) == 16);
+    CHECK(left(with(64, 64), h100) == 16);                   // in one of 64 micro-batches
+    CHECK(left(with(64, 1, 4), h100) == 16);                 // every product has its exchange
+    CHECK(left(with(64 * 1024, 64, 1, 2), h100) == 0);       // a ring, in all micro-batches
+    CHECK(left(with(128, 64, 1, 2, 2), h100, 8, 2) == 16);   // gradients of the ranks of a ring
+    much.comm_sms = 0, little.comm_sms = 7;
+    CHECK(left(much, h100) == 0);
+    CHECK(left(little, h100) == 7);
+    much.comm_sms = 7, much.staleness = 1;   // beside the next step's work, which no closed form has
+    CHECK(left(much, h100) == 7);
 }
 
 TEST_CASE(

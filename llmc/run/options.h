@@ -147,7 +147,7 @@ struct Options : OptimizerOptions {
     int pp_chunks = 1;               // per pipeline stage
     int pp_warmup = 0;               // PipelineShape::warmup
     int tp_chunks = 4;               // row chunks, whose collectives hide behind each other's matmuls
-    int comm_sms = 16;               // multiprocessors for communication, which matmuls beside it leave free
+    int comm_sms = 16;               // most multiprocessors for communication
     int left_sms = -1;               // matmuls leave so many, once settled (multiprocessors_left); -1: comm_sms
     bool sequence_parallel = true;   // tp ranks share the rows of the residual region
     int dp = 0;                      // ranks of data parallelism; 0: unknown until fit_to_ranks sets it

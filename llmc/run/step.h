@@ -78,7 +78,7 @@ public:
     StepResult result() const;
 
     // Makes later work on the stage's stream see this rank's parameters as the last update left them on all ranks.
-    // Forward passes need no such call.
+    // Forward passes need no such call. Collective with --zero 1 and 2.
     void wait_for_all_gather();
     // Likewise makes it see the gradients that the next update applies summed over ranks. Collective with --staleness.
     void finish_reductions();

@@ -40,7 +40,7 @@ struct RunState {
 };
 
 // Returns the tensors; later work on the stage's stream sees them as the last update left them, and what travels beside
-// the steps as it arrives. Collective with --staleness and --outer-delay.
+// the steps as it arrives. Collective.
 inline TrainedTensors tensors_of(Step& step) {
     step.wait_for_all_gather();
     step.finish_reductions();

@@ -20,7 +20,7 @@ struct StageOptions {
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
     float z_loss = 0;          // Classifier::z_loss of training's losses
     MatmulOptions matmul = {};
-    int comm_sms = 0, link_sms = 0;   // multiprocessors that collectives, and links of a pipeline, take beside matmuls
+    int comm_sms = 0, link_sms = 0;   // multiprocessors that matmuls leave to collectives, and links of a pipeline
     DType grad_dtype = DType::fp32;   // or bf16, if parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else
     bool sequence_parallel = false;   // tp ranks share the rows of the residual region

@@ -19,7 +19,7 @@ struct MatmulRate {
     double per_second;   // at that size
 };
 
-constexpr int kCollectiveMultiprocessors = 16;   // that a collective takes where no --comm-sms says otherwise
+constexpr int kCollectiveMultiprocessors = 16;   // that a collective is taken to need where NCCL chooses (--comm-sms 0)
 
 struct Machine {
     std::string name, source;

@@ -127,7 +127,8 @@ public:
         };
         seconds_of(0, true);   // warms up
         const double alone = median_of(0, true), reduced = median_of(1, false);
-        const int enough = 1 + static_cast<int>(4 * alone / reduced);   // they outlast the matmuls, which they slow
+        const int enough =
+            1 + static_cast<int>(4 * alone / std::max(reduced, 1e-6));   // they outlast the matmuls, which they slow
         return std::max(0.0, 1 - alone / median_of(enough, true));
     }
     double attention_rate() {
@@ -174,7 +175,7 @@ void add_links(Machine& machine, const LinkSpeeds& links, const std::vector<std:
 
 }   // namespace
 
-Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stream) {
+Machine measure_machine(World& world, const LinkSpeeds* links, int comm_sms, cudaStream_t stream) {
     Measuring measuring(stream);
     const bool is_gpu = !LibraryAttention::surely_faster();
     std::vector<double> own{measuring.gap(), measuring.copy_rate(), measuring.attention_rate()};
@@ -202,7 +203,8 @@ Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stre
     machine.multiprocessors = is_gpu ? device.multiProcessorCount : 0;
     if (!is_gpu && world.ranks() > 1) {   // a device of as many multiprocessors as give a collective its share
         const double share = measuring.collective_share(world);
-        if (share > 0.01) machine.multiprocessors = static_cast<int>(std::lround(kCollectiveMultiprocessors / share));
+        const int taken = comm_sms > 0 ? comm_sms : kCollectiveMultiprocessors;
+        if (share > 0.01) machine.multiprocessors = static_cast<int>(std::lround(taken / share));
     }
     machine.devices_per_node = static_cast<int>(std::ranges::count(hosts, hosts.front()));
     if (links != nullptr) add_links(machine, *links, hosts);

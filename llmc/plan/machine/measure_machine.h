@@ -7,5 +7,6 @@
 #include "llmc/process/world.h"
 
 // Returns the slowest rank's matmuls by size, attention, copies and gap between kernels, and the slowest links within
-// and between hosts from `links` (null: one rank). The same on all ranks.
-Machine measure_machine(World& world, const LinkSpeeds* links, cudaStream_t stream);
+// and between hosts from `links` (null: one rank); without a GPU also how much a collective
+// takes from work beside it, as multiprocessors of which it has `comm_sms`. The same on all ranks.
+Machine measure_machine(World& world, const LinkSpeeds* links, int comm_sms, cudaStream_t stream);

@@ -143,6 +143,7 @@ TEST_CASE("layouts of several axes: each axis sends the bytes of its formula, ov
             ring.reset_traffic();
             rank.gradients(1);
             rank.step().update(1, 1e-3f);
+            rank.step().wait_for_all_gather();
             rank.step().result();
             auto expect = [&](const std::string& what, double sent, double bytes) {
                 me.require(std::abs(sent - bytes) < 1, what, ": ", sent, " bytes, not ", bytes);
