@@ -78,11 +78,11 @@ struct CostModel {
     std::function<double(const RecordedStep&)> compute_seconds;    // if set, replaces the first three
     std::function<double(const RecordedStep&)> exchange_seconds;   // if set, replaces seconds_per_exchange
 
-    // Returns this model with NCCL's order of launches and the multiprocessors of an H100, of which communicators
-    // without a limit take `taken` (--comm-sms 16; a link of a pipeline takes link_sms(16)).
+    // Returns this model with the multiprocessors of an H100, of which communicators without a limit take `taken`
+    // (--comm-sms 16; a link of a pipeline takes link_sms(16)).
     CostModel charged(int taken = 16) const {
         CostModel result = *this;
-        result.multiprocessors = 132, result.multiprocessors_of_exchange = taken, result.in_launch_order = true;
+        result.multiprocessors = 132, result.multiprocessors_of_exchange = taken;
         return result;
     }
     // Returns this model where communication slows nothing down.
