@@ -378,15 +378,15 @@ struct Watchdog::Impl {
 
     // ---- the end
 
+    // Tells all ranks before this one knows of it itself: its main thread may end the process as soon as it does.
     void start_abort(const std::string& why, ErrorKind kind = ErrorKind::resumable) {
-        {
-            std::lock_guard lock(mutex);
-            if (is_aborted) return;
-            reason = why;
-            abort_kind = kind;
-            is_aborted = true;
-        }
+        std::lock_guard telling(aborting);
+        if (is_aborted) return;
         if (place.rank == 0) send_to_all(text(abort_all, static_cast<int>(kind), " ", why));
+        std::lock_guard lock(mutex);
+        reason = why;
+        abort_kind = kind;
+        is_aborted = true;
     }
 
     const char* hint() const { return abort_kind == ErrorKind::resumable ? kHint : kBugHint; }
@@ -435,6 +435,7 @@ struct Watchdog::Impl {
     std::atomic<std::int64_t> step = 0;
     std::atomic<bool> has_stepped = false;   // since this process started
     std::mutex sending;                      // one message at a time
+    std::mutex aborting;                     // the first reason stands
     mutable std::mutex mutex;                // guards the next three
     std::string reason, suspected;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group

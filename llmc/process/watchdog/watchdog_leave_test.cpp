@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <latch>
 #include <optional>
 #include <thread>
 
@@ -21,6 +22,14 @@ void stop_in_company(int port, int rank, int ranks) {
     Watchdog watchdog(*startup.rendezvous, startup.place, options);
     raise(SIGSTOP);
     for (;;) pause();
+}
+// Joins rank 0 without a watchdog: what this rank says, and when it listens, is the test's.
+std::optional<Socket> join_without_watchdog(int port, int rank, int ranks) {
+    Startup startup = meet_by_tcp(port, rank, ranks);
+    startup.rendezvous->all_gather(own_host_identity());
+    const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
+    startup.rendezvous->all_gather("here");
+    return find_rank_0({"127.0.0.1"}, invitation.port, {rank, ranks, invitation.word}, kMinutes);
 }
 // Longer than anything that a rank waits by the clock.
 void let_them_wait() { std::this_thread::sleep_for(std::chrono::seconds(1)); }
@@ -106,13 +115,7 @@ TEST_CASE("watchdog: the rank that is lost is told beside its consequence, howev
     RankProcess first([port] { stop_in_company(port, 0, 3); });
     Ends ends(3);
     std::optional<Socket> lost;
-    std::jthread rank_2([&] {
-        Startup startup = meet_by_tcp(port, 2, 3);
-        startup.rendezvous->all_gather(own_host_identity());
-        const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
-        startup.rendezvous->all_gather("here");
-        lost = find_rank_0({"127.0.0.1"}, invitation.port, {2, 3, invitation.word}, kMinutes);
-    });
+    std::jthread rank_2([&] { lost = join_without_watchdog(port, 2, 3); });
     {
         Startup startup = meet_by_tcp(port, 1, 3);
         Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(1, patient()));
@@ -181,6 +184,30 @@ TEST_CASE("watchdog: what several ranks meet is said by one of them, however lat
     for (int r = 1; r < 3; r++) CHECK(ends.of(r).exit_code == static_cast<int>(ErrorKind::bad_data));
     INFO(ends.of(1).why, ", ", ends.of(2).why);
     CHECK(ends.of(1).why + ends.of(2).why == "a broken shard");
+}
+
+TEST_CASE("watchdog: rank 0 does not leave before it has told every rank why, however slowly one listens") {
+    const int port = free_port();
+    const std::string broken(32 << 20, 'x');   // more than connections hold
+    Ends ends(2);
+    std::latch sent(1);
+    std::jthread rank_0([&] {
+        Startup startup = meet_by_tcp(port, 0, 2);
+        Watchdog watchdog(*startup.rendezvous, startup.place, ends.options(0, patient()));
+        sent.wait();
+        watchdog.leave(Error(ErrorKind::resumable, "a link is lost"));
+    });
+    std::optional<Socket> connection = join_without_watchdog(port, 1, 2);
+    CHECK((connection && connection->send("f" + broken)));   // a failure
+    sent.count_down();
+    REQUIRE(connection);
+    let_them_wait();
+    CHECK(ends.of(0).exit_code == 0);   // it is still telling
+    std::optional<std::string> said = "";
+    while (said && !contains(*said, broken)) said = connection->receive(kMinutes);   // heartbeats come before
+    CHECK(said);
+    ends.await(0);
+    CHECK(ends.of(0).exit_code == 75);
 }
 
 TEST_CASE("watchdog: an error after rank 0 has left in good order is told") {
