@@ -368,5 +368,5 @@ TEST_CASE(
     REQUIRE(costs.in_launch_order);
     const double in_order = seconds();
     costs.in_launch_order = false;
-    CHECK(in_order <= 1.002 * seconds());   // 1.06 where all are called for after the update
+    CHECK(in_order <= 1.002 * seconds());   // 1.026 with Zero::units_ahead = 1000, in fp32
 }

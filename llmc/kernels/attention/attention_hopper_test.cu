@@ -196,36 +196,25 @@ TEST_CASE("sm90: attention: keys past the end add nothing where exp(-lse) is inf
 
 TEST_CASE("sm90: attention: two runs are bit-identical") {
     if (!on_sm90()) return;
-    const AttentionShape shape = shape_of(2, 2, 300, 300, 64, true);
-    const AttentionInputs inputs = random_inputs<bf16>(shape);
-    auto run = [&] {
-        return run_forward<bf16, bf16>(launch_attention_forward_hopper<bf16>, shape, Layout::packed, inputs);
-    };
-    const AttentionReference once = run(), twice = run();
-    CHECK(once.out == twice.out);
-    CHECK(once.lse == twice.lse);
-    const AttentionReference forward = reference_attention(shape, inputs.q, inputs.k, inputs.v);
-    auto run_back = [&] {
-        return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, inputs, forward);
-    };
-    const AttentionReference first = run_back(), second = run_back();
-    CHECK(first.dq == second.dq);
-    CHECK(first.dk == second.dk);
-    CHECK(first.dv == second.dv);
-}
-
-TEST_CASE("sm90: attention: two runs of grouped queries are bit-identical") {
-    if (!on_sm90()) return;
-    const AttentionShape shape = self_attention_shape(1, 300, 4, 64, true, 4);
-    const AttentionInputs inputs = random_inputs<bf16>(shape);
-    const AttentionReference forward = reference_attention(shape, inputs.q, inputs.k, inputs.v);
-    auto run = [&] {
-        return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, inputs, forward);
-    };
-    const AttentionReference first = run(), second = run();
-    CHECK(first.dq == second.dq);
-    CHECK(first.dk == second.dk);
-    CHECK(first.dv == second.dv);
+    for (const AttentionShape& shape :
+         {shape_of(2, 2, 300, 300, 64, true), self_attention_shape(1, 300, 4, 64, true, 4)}) {
+        CAPTURE(shape.group);
+        const AttentionInputs inputs = random_inputs<bf16>(shape);
+        auto run = [&] {
+            return run_forward<bf16, bf16>(launch_attention_forward_hopper<bf16>, shape, Layout::packed, inputs);
+        };
+        const AttentionReference once = run(), twice = run();
+        CHECK(once.out == twice.out);
+        CHECK(once.lse == twice.lse);
+        const AttentionReference forward = reference_attention(shape, inputs.q, inputs.k, inputs.v);
+        auto run_back = [&] {
+            return run_backward<bf16, float>(backward_in_own_workspace<float>, shape, Layout::packed, inputs, forward);
+        };
+        const AttentionReference first = run_back(), second = run_back();
+        CHECK(first.dq == second.dq);
+        CHECK(first.dk == second.dk);
+        CHECK(first.dv == second.dv);
+    }
 }
 
 // Blocks wait here for others that start only when some have ended. For a GPU: the models take a minute.
