@@ -6,7 +6,7 @@
 #include "llmc/io/faulty_files_testing.h"
 #include "llmc/io/throttled_files_testing.h"
 #include "llmc/run/flip_bit_testing.h"
-#include "llmc/run/reshard_testing.h"
+#include "llmc/run/layouts/reshard_testing.h"
 #include "llmc/run/stopping/health.h"
 
 using namespace reshard_testing;

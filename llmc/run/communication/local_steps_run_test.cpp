@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "llmc/model/download_testing.h"
-#include "llmc/run/layout_run_testing.h"
+#include "llmc/run/layouts/layout_run_testing.h"
 
 using namespace layout_runs;
 

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/parallel/compression/compressed_gradients.h"
-#include "llmc/run/grad_compression_testing.h"
+#include "llmc/run/communication/grad_compression_testing.h"
 #include "llmc/run/stopping/health.h"
 
 using namespace grad_compression_testing;

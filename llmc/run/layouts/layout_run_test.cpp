@@ -1,6 +1,6 @@
 // The training loop over several ranks: the same samples, losses and decisions as one process, cut and resumed to the
 // bit.
-#include "llmc/run/layout_run_testing.h"
+#include "llmc/run/layouts/layout_run_testing.h"
 
 using namespace layout_runs;
 

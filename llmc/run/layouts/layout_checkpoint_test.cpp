@@ -5,7 +5,7 @@
 
 #include "llmc/io/forwarding_files_testing.h"
 #include "llmc/run/evaluation/sampler.h"
-#include "llmc/run/layout_run_testing.h"
+#include "llmc/run/layouts/layout_run_testing.h"
 
 using namespace layout_runs;
 

@@ -8,7 +8,7 @@
 
 #include "llmc/model/families/weight_source.h"
 #include "llmc/model/field_values_testing.h"
-#include "llmc/run/reshard_testing.h"
+#include "llmc/run/layouts/reshard_testing.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What a thread holds on the host

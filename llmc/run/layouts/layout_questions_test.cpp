@@ -5,7 +5,7 @@
 #include "llmc/data/wide_tokenizer_testing.h"
 #include "llmc/model/download_testing.h"
 #include "llmc/model/reference/reference_gpt_testing.h"
-#include "llmc/run/layout_run_testing.h"
+#include "llmc/run/layouts/layout_run_testing.h"
 
 using namespace layout_runs;
 

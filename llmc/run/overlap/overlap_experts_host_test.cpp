@@ -5,7 +5,7 @@
 // channels, so costs are scaled to its channels. Loads are equal. Kernels that only move memory cost nothing.
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/overlap_testing.h"
+#include "llmc/run/overlap/overlap_testing.h"
 
 namespace {
 
