@@ -434,8 +434,7 @@ struct Watchdog::Impl {
     std::atomic<ErrorKind> abort_kind = ErrorKind::resumable;   // its value is the exit code of those that are well
     std::atomic<std::int64_t> step = 0;
     std::atomic<bool> has_stepped = false;   // since this process started
-    std::mutex sending;                      // one message at a time
-    std::mutex aborting;                     // the first reason stands
+    std::mutex sending, aborting;            // one message at a time; the first reason stands
     mutable std::mutex mutex;                // guards the next three
     std::string reason, suspected;
     std::vector<std::pair<const Communicator*, std::uint64_t>> watched;   // with what tells its group
