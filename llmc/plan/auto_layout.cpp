@@ -93,7 +93,7 @@ int multiprocessors_left(const Options& options, const ModelConfig& config, cons
         options.local.every == 0 && options.staleness == 0 && options.grad_compression.how == GradCompression::none;
     const std::optional<Machine> machine = machine_in_table(device);
     if (mesh.size() == 1 || mesh.size() > devices_per_node || !is_modelled || !machine) return options.comm_sms;
-    return collectives_share(options, config, mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;
+    return collectives_share(options, ParamTable(config), mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;
 }
 
 int multiprocessors_left(const Options& options, const ModelConfig& config, World& world) {

@@ -344,16 +344,16 @@ private:
 
 }   // namespace
 
-StepTime closed_form_time(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+StepTime closed_form_time(const Options& options, const ParamTable& table, const MeshShape& mesh,
                           const Machine& machine, PipelineTime pipeline) {
-    return ClosedForm(options, config, mesh, machine).time(pipeline);
+    return ClosedForm(options, table, mesh, machine).time(pipeline);
 }
 
-double collectives_share(const Options& options, const ModelConfig& config, const MeshShape& mesh,
+double collectives_share(const Options& options, const ParamTable& table, const MeshShape& mesh,
                          const Machine& machine) {
-    return ClosedForm(options, config, mesh, machine).collectives_share();
+    return ClosedForm(options, table, mesh, machine).collectives_share();
 }
 
-double least_seconds(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine) {
-    return ClosedForm(options, config, mesh, machine).least();
+double least_seconds(const Options& options, const ParamTable& table, const MeshShape& mesh, const Machine& machine) {
+    return ClosedForm(options, table, mesh, machine).least();
 }

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-LayerForm::LayerForm(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine)
+LayerForm::LayerForm(const Options& options, const ParamTable& table, const MeshShape& mesh, const Machine& machine)
     : o_(options),
-      config_(config),
+      table_(table),
+      config_(table_.config()),
       mesh_(mesh),
       machine_(machine),
-      table_(config),
       sequence_parallel_(options.sequence_parallel && mesh.tp > 1),
-      sizes_(rank_sizes(config, {mesh, {}, 0}, sequence_parallel_, options.micro_batch, options.seq_len,
+      sizes_(rank_sizes(config_, {mesh, {}, 0}, sequence_parallel_, options.micro_batch, options.seq_len,
                         options.ulysses())),
       rows_(sizes_.rows()),
       residual_bytes_(rows_ * sizes_.C * kElement) {}

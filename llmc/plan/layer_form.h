@@ -11,7 +11,7 @@
 // Times of a layer, and of the parts that times of a step are made of (ClosedForm builds upon it).
 class LayerForm {
 public:
-    LayerForm(const Options& options, const ModelConfig& config, const MeshShape& mesh, const Machine& machine);
+    LayerForm(const Options& options, const ParamTable& table, const MeshShape& mesh, const Machine& machine);
 
     LayerTime of_layer() const;
 
@@ -74,10 +74,10 @@ protected:
     double whole_exchange() const { return collective(tensor_unit(), mesh_.tp, 1, passes()); }
 
     const Options& o_;
-    const ModelConfig& config_;
+    const ParamTable table_;
+    const ModelConfig& config_;   // table_'s
     const MeshShape& mesh_;
     const Machine& machine_;
-    const ParamTable table_;
     const bool sequence_parallel_;
     const RankSizes sizes_;
     const double rows_, residual_bytes_;

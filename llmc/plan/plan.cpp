@@ -235,7 +235,7 @@ Plan make_plan(const Options& options) {
     const PlannedRun& run = plan.run;
     plan.replayed = can_record_steps() && plan.most_bytes() <= kMostRecordedBytes;
     plan.step = plan.replayed ? step_time(run.options, run.config, run.mesh, plan.machine)
-                              : closed_form_time(run.options, run.config, run.mesh, plan.machine);
+                              : closed_form_time(run.options, ParamTable(run.config), run.mesh, plan.machine);
     plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
     plan.warnings = warnings_of(plan);
     plan.limits = all_limits(plan);

@@ -108,7 +108,8 @@ TEST_CASE("plan: of what a rank sends to all others, only those on other nodes g
 TEST_CASE("plan: in a replay, transfers to all of experts' and Ulysses groups use both links, others the slow one") {
     Machine machine = known_machine("H100");
     machine.intra.bytes_per_second = 350e9, machine.inter.bytes_per_second = 50e9;
-    const virtual_clock::CostModel costs = costs_of(machine, {{"ep", {16, 2}}, {"cp ulysses", {16, 2}}, {"cp ring", {16, 2}}});
+    const virtual_clock::CostModel costs =
+        costs_of(machine, {{"ep", {16, 2}}, {"cp ulysses", {16, 2}}, {"cp ring", {16, 2}}});
     auto seconds = [&](const std::string& group, int sent) {   // of 15 GB in all, joined or not
         virtual_clock::RecordedStep step;
         step.kind = virtual_clock::RecordedStep::Kind::operation, step.name = "transfer of 1 fp32 (" + group + ")";

@@ -48,7 +48,7 @@ double seconds_of(const PublishedStep& run, const Rates& rates, bool full) {
     machine.attention_per_second = 1e12 * rates.attention * (full ? 1 : 3.5 / 4.5);
     machine.attention_tokens = machine.attention_channels = 0;
     const PlannedRun planned = planned_run(o);
-    return closed_form_time(planned.options, planned.config, planned.mesh, machine).seconds;
+    return closed_form_time(planned.options, ParamTable(planned.config), planned.mesh, machine).seconds;
 }
 
 double misfit(const Rates& rates) {

@@ -119,13 +119,14 @@ std::vector<Candidate> all_layouts(const Options& options, const Machine& machin
     std::vector<Options> listed = divided(options, machine, ranks);
     if (is_allowed) std::erase_if(listed, [&](const Options& one) { return !is_allowed(one); });
     std::vector<std::optional<Candidate>> found(listed.size());
+    const ParamTable table(planned_model(options));
     on_all_cores(static_cast<int>(listed.size()), [&](int i) {
         const auto at = static_cast<std::size_t>(i);
         const std::optional<PlannedRun> run = possible(listed[at]);
         if (!run) return;
         Candidate& candidate = found[at].emplace();
         candidate.run = *run;
-        candidate.time = closed_form_time(run->options, run->config, run->mesh, machine, PipelineTime::estimated);
+        candidate.time = closed_form_time(run->options, table, run->mesh, machine, PipelineTime::estimated);
         candidate.formula = candidate.time.seconds;
     });
     std::vector<Candidate> all;
@@ -170,12 +171,13 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
             if (candidate->fits(machine)) fitting.push_back(candidate);
         }
     }
+    const ParamTable table(all.front().run.config);
     on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
         Candidate& candidate = *fitting[static_cast<std::size_t>(i)];
-        const auto& [of_run, config, mesh] = candidate.run;
-        if (mesh.pp > 1) candidate.time = closed_form_time(of_run, config, mesh, machine);
+        const PlannedRun& run = candidate.run;
+        if (run.mesh.pp > 1) candidate.time = closed_form_time(run.options, table, run.mesh, machine);
         candidate.formula = candidate.time.seconds;
-        candidate.least = least_seconds(of_run, config, mesh, machine);
+        candidate.least = least_seconds(run.options, table, run.mesh, machine);
     });
     std::ranges::stable_sort(fitting, {}, [](const Candidate* candidate) { return candidate->formula; });
     return fitting;

@@ -102,7 +102,7 @@ std::pair<StepTime, StepTime> both_times(const Options& options, const Machine& 
     PlannedRun run = planned_run(options);
     run.options.recompute = options.recompute.value_or(Recompute::none);
     return {step_time(run.options, run.config, run.mesh, machine, false),
-            closed_form_time(run.options, run.config, run.mesh, machine)};
+            closed_form_time(run.options, ParamTable(run.config), run.mesh, machine)};
 }
 
 }   // namespace

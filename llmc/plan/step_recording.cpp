@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "llmc/base/log.h"
+#include "llmc/plan/all_cores.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 #include "llmc/run/run_parts.h"
@@ -35,6 +37,7 @@ struct RecordedRank {
     Recording steps;
     std::vector<StepRecording::End> ends;
     std::size_t bytes = 0;
+    std::map<std::string, std::vector<int>> groups;   // the ranks of each, by name
 };
 
 RecordedRank record_rank(const Options& options, const ModelConfig& config, World& world,
@@ -122,14 +125,19 @@ void stand_for_all(StepRecording& found) {
 
 StepRecording record_steps(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            int devices_per_node, const std::vector<int>& micro_batches) {
-    StepRecording found;
-    for (int stage = 0; stage < mesh.pp; stage++) {
+    std::vector<RecordedRank> ranks(static_cast<std::size_t>(mesh.pp));
+    on_all_cores(mesh.pp, [&](int stage) {
         World world(mesh, rank_of(mesh, {.pp = stage, .cp = mesh.cp - 1}), options.comm_sms);
-        RecordedRank rank = record_rank(options, config, world, micro_batches);
+        RecordedRank& rank = ranks[static_cast<std::size_t>(stage)];
+        rank = record_rank(options, config, world, micro_batches);
+        rank.groups = world.planned_groups();
+    });
+    StepRecording found;
+    for (RecordedRank& rank : ranks) {
         found.stages.push_back(std::move(rank.steps));
         found.ends.push_back(std::move(rank.ends));
         found.most_bytes = std::max(found.most_bytes, rank.bytes);
-        for (const auto& [name, members] : world.planned_groups()) {
+        for (const auto& [name, members] : rank.groups) {
             std::set<int> nodes;
             for (const int member : members) nodes.insert(member / devices_per_node);
             PlannedGroup& group = found.groups[short_group_name(name)];

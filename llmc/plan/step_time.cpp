@@ -79,30 +79,31 @@ void add_operations(std::vector<Sums>& sums, const StepRecording& recording, con
 // Sums up each recorded step but the first, which only sets the state in which the second begins.
 std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs, bool groups) {
     const virtual_clock::Replay graph(recording.stages, costs);
-    const virtual_clock::Times times = graph.run();
     std::vector<Sums> sums(recording.ends.front().size());
     for (Sums& step : sums) {
         for (const auto& [name, size] : recording.groups) step.groups[name].size = size;
     }
-    add_operations(sums, recording, times, costs);
-    // replays with free links, independent of each other
-    std::vector<std::string> without{""};
-    if (groups) {
-        for (const auto& [name, group] : sums.back().groups) {
-            if (group.bytes > 0) without.push_back(name);
-        }
-    }
-    std::vector<virtual_clock::Times> free(without.size());
-    on_all_cores(static_cast<int>(without.size()), [&](int i) {
-        const std::string& group = without[static_cast<std::size_t>(i)];
-        free[static_cast<std::size_t>(i)] = graph.run(
+    // replays, independent of each other: with all links as they are, with free ones, and with those of a group free
+    auto run_without = [&](const std::string& group) {   // "": all groups
+        return graph.run(
             {[&](const RecordedStep& step) { return group.empty() || group_of(step) == group; }, group.empty()});
+    };
+    virtual_clock::Times times, free;
+    on_all_cores(2, [&](int i) { i == 0 ? times = graph.run() : free = run_without(""); });
+    add_operations(sums, recording, times, costs);
+    std::vector<std::string> without;
+    for (const auto& [name, group] : sums.back().groups) {
+        if (groups && group.bytes > 0) without.push_back(name);
+    }
+    std::vector<virtual_clock::Times> free_of(without.size());
+    on_all_cores(static_cast<int>(without.size()), [&](int i) {
+        free_of[static_cast<std::size_t>(i)] = run_without(without[static_cast<std::size_t>(i)]);
     });
     for (std::size_t step = 1; step < sums.size(); step++) {
         sums[step].seconds = seconds_of_step(times, recording, step);
-        sums[step].free = seconds_of_step(free[0], recording, step);
-        for (std::size_t i = 1; i < without.size(); i++) {
-            sums[step].groups[without[i]].exposed = sums[step].seconds - seconds_of_step(free[i], recording, step);
+        sums[step].free = seconds_of_step(free, recording, step);
+        for (std::size_t i = 0; i < without.size(); i++) {
+            sums[step].groups[without[i]].exposed = sums[step].seconds - seconds_of_step(free_of[i], recording, step);
         }
     }
     sums.erase(sums.begin());

@@ -1,5 +1,6 @@
 #include "llmc/model/parameters/param_table.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "llmc/base/check.h"
@@ -36,29 +37,38 @@ std::vector<ParamRow> head_parameters(const ModelConfig& c) {
 
 }   // namespace
 
-ParamTable::ParamTable(const ModelConfig& config) : config_(config) {
+std::shared_ptr<ParamTable::Content> ParamTable::made(const ModelConfig& config) {
     check_model_config(config);
+    auto content = std::make_shared<Content>(Content{config, {}, {}});
     auto add = [&](int unit, int layer, const std::vector<ParamRow>& rows) {
         for (const ParamRow& row : rows) {
-            ParamInfo& info = params_.emplace_back(ParamInfo{row, layer, unit});
+            ParamInfo& info = content->params.emplace_back(ParamInfo{row, layer, unit});
             if (layer >= 0) info.name = text("h.", layer, ".", row.name);
             if (row.init == Init::normal) {
                 info.deviation = weight_deviation;
                 if (row.writes_residual) info.deviation /= std::sqrt(2.0f * static_cast<float>(config.layers));
             }
-            by_name_[info.name] = size() - 1;
+            content->by_name[info.name] = static_cast<int>(content->params.size()) - 1;
         }
     };
-    add(embedding_unit(), -1, embedding_parameters(config));
-    for (int layer = 0; layer < static_cast<int>(config.layers); layer++) {
-        add(layer_unit(layer), layer, Layer::parameters(config));
-    }
-    add(head_unit(), -1, head_parameters(config));
+    const int layers = static_cast<int>(config.layers);
+    add(0, -1, embedding_parameters(config));
+    for (int layer = 0; layer < layers; layer++) add(1 + layer, layer, Layer::parameters(config));
+    add(1 + layers, -1, head_parameters(config));
+    return content;
+}
+
+ParamTable::ParamTable(const ModelConfig& config) : content_(made(config)) {}
+
+ParamInfo& ParamTable::own(int index) {
+    if (content_.use_count() > 1) content_ = std::make_shared<Content>(*content_);
+    return content_->params[static_cast<std::size_t>(index)];
 }
 
 int ParamTable::find(std::string_view name, int layer) const {
-    const auto found = layer < 0 ? by_name_.find(name) : by_name_.find(text("h.", layer, ".", name));
-    return found == by_name_.end() ? -1 : found->second;
+    const auto& by_name = content_->by_name;
+    const auto found = layer < 0 ? by_name.find(name) : by_name.find(text("h.", layer, ".", name));
+    return found == by_name.end() ? -1 : found->second;
 }
 
 int ParamTable::index(std::string_view name, int layer) const {
@@ -77,18 +87,17 @@ std::vector<int> ParamTable::unit_params(int unit, bool tied_copy) const {
     ENSURE(unit >= 0 && unit < units(), "unit ", unit, " of ", units());
     std::vector<int> indices;
     if (tied_copy) {
-        ENSURE(unit == head_unit() && config_.tied, "only the head holds a copy of an embedding that is tied");
+        ENSURE(unit == head_unit() && config().tied, "only the head holds a copy of an embedding that is tied");
         indices.push_back(index("wte.weight"));
     }
-    for (int i = 0; i < size(); i++) {
-        if ((*this)[i].unit == unit) indices.push_back(i);
-    }
+    const auto [begin, end] = std::ranges::equal_range(all(), unit, {}, &ParamInfo::unit);
+    for (auto param = begin; param != end; ++param) indices.push_back(static_cast<int>(param - all().begin()));
     return indices;
 }
 
 std::int64_t ParamTable::elements() const {
     std::int64_t sum = 0;
-    for (const ParamInfo& param : params_) sum += param.tensor.elements();
+    for (const ParamInfo& param : all()) sum += param.tensor.elements();
     return sum;
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,27 +53,30 @@ struct ParamInfo : ParamRow {
     std::uint64_t random_tensor() const { return name_hash(name); }
 };
 
+// Copies share the parameters until one of them changes.
 class ParamTable {
 public:
     explicit ParamTable(const ModelConfig& config);
 
-    const ModelConfig& config() const { return config_; }
-    const std::vector<ParamInfo>& all() const { return params_; }   // units in order, each as its pieces declare
-    const ParamInfo& operator[](int index) const { return params_[static_cast<std::size_t>(index)]; }
-    int size() const { return static_cast<int>(params_.size()); }
-    void set_owner(int index, int rank) { params_[static_cast<std::size_t>(index)].tensor.owner = rank; }
+    const ModelConfig& config() const { return content_->config; }
+    // Returns all parameters: units in order, each as its pieces declare.
+    const std::vector<ParamInfo>& all() const { return content_->params; }
+    const ParamInfo& operator[](int index) const { return all()[static_cast<std::size_t>(index)]; }
+    int size() const { return static_cast<int>(all().size()); }
+    void set_owner(int index, int rank) { own(index).tensor.owner = rank; }
     // Gives a parameter another shape, all rows of which count.
     void set_shape(int index, const TensorSpec& tensor) {
-        params_[static_cast<std::size_t>(index)].tensor = tensor;
-        params_[static_cast<std::size_t>(index)].padding_rows = 0;
+        ParamInfo& param = own(index);
+        param.tensor = tensor;
+        param.padding_rows = 0;
     }
 
     // Returns the index of a parameter by its name, within its layer if it has one; `find` returns -1 if there is none.
     int index(std::string_view name, int layer = -1) const;
     int find(std::string_view name, int layer = -1) const;
-    int classifier() const { return index(config_.tied ? "wte.weight" : "lm_head.weight"); }   // it makes logits
+    int classifier() const { return index(config().tied ? "wte.weight" : "lm_head.weight"); }   // it makes logits
 
-    int units() const { return static_cast<int>(config_.layers) + 2; }
+    int units() const { return static_cast<int>(config().layers) + 2; }
     int embedding_unit() const { return 0; }
     int layer_unit(int layer) const { return 1 + layer; }
     int head_unit() const { return units() - 1; }
@@ -86,7 +90,13 @@ public:
     std::int64_t elements() const;   // sum over all parameters, padding rows included
 
 private:
-    ModelConfig config_;
-    std::vector<ParamInfo> params_;
-    std::map<std::string, int, std::less<>> by_name_;
+    struct Content {
+        ModelConfig config;
+        std::vector<ParamInfo> params;
+        std::map<std::string, int, std::less<>> by_name;
+    };
+    static std::shared_ptr<Content> made(const ModelConfig& config);
+    ParamInfo& own(int index);   // a parameter that no other table shares
+
+    std::shared_ptr<Content> content_;
 };
