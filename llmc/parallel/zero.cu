@@ -1,6 +1,7 @@
 #include "llmc/parallel/zero.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/least_time.h"
@@ -184,11 +185,13 @@ bool Zero::communicates(Direction direction) const {
 // ---- gradients
 
 void Zero::gradients_begin(int slot) {
+    reduce_ready();
     if (!shards(StateKind::gradients)) return;
     reduced_[memory_[static_cast<std::size_t>(slot)]].wait(compute_);
 }
 
-void Zero::gradients_ready(int slot) {
+void Zero::gradients_ready(int slot, bool at_once) {
+    reduce_ready();
     const int before = ready_[static_cast<std::size_t>(slot)]++;
     ENSURE(before < micro_batches_, "gradients of ", storage_.units()[static_cast<std::size_t>(slot)].name,
            " are ready more than ", micro_batches_, " times in a step");
@@ -196,12 +199,20 @@ void Zero::gradients_ready(int slot) {
     if (states_.delayed || (!last && !shards(StateKind::gradients))) return;   // more is added first
     compute_before_traffic();
     reducing_ = true;
+    waiting_ = slot;
+    // only at stage 3 do the model's collectives wait for this one, behind the fetch of parameters that follows it
+    if (at_once || !shards(StateKind::parameters)) reduce_ready();
+}
+
+void Zero::reduce_ready() {
+    if (waiting_ < 0) return;
+    const auto slot = static_cast<std::size_t>(std::exchange(waiting_, -1));
     if (shards(StateKind::gradients)) {
-        reduce_to_shards(slot, before == 0, last);
+        reduce_to_shards(static_cast<int>(slot), ready_[slot] == 1, ready_[slot] == micro_batches_);
     } else {
-        reduce(slot);
+        reduce(static_cast<int>(slot));
     }
-    reduced_[memory_[static_cast<std::size_t>(slot)]].record(traffic());
+    reduced_[memory_[slot]].record(traffic());
 }
 
 // Stages 0 and 1: reduces in place.

@@ -102,7 +102,7 @@ public:
     void use_begins() override;
     void use_ends() override;
     void gradients_begin(int slot) override;
-    void gradients_ready(int slot) override;
+    void gradients_ready(int slot, bool at_once) override;
     bool communicates(Direction direction) const override;
 
 private:
@@ -126,6 +126,7 @@ private:
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);
     void gather_changed(int end);
+    void reduce_ready();
     void reduce(int slot);
     void sum_between_groups(int slot);
     void reduce_to_shards(int slot, bool first, bool last);
@@ -144,6 +145,7 @@ private:
     int micro_batches_ = 1;
     bool reducing_ = false;   // a unit's gradients have left in this step
 
+    int waiting_ = -1;   // a unit whose gradients are ready, and whose reduction is still to be called for; -1: none
     std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet

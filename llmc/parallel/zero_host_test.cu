@@ -48,7 +48,7 @@ void backward_of_unit(Rank& me, int slot, int m) {
     for (int i = sharded ? m : 0; i <= m; i++) value += part_of(me.test.rank(), slot, i);
     me.zero->gradients_begin(slot);
     fill(gradients.data(), static_cast<std::int64_t>(gradients.size()), value, me.test.stream);
-    me.zero->gradients_ready(slot);
+    me.zero->gradients_ready(slot, true);
 }
 
 // Returns the error with which `work` is refused; "" if it is not.

@@ -24,9 +24,10 @@ public:
     virtual void use_ends() = 0;
 
     // Enclose the queueing of work that writes gradients of the unit; at gradients_ready() they are complete for this
-    // micro-batch.
+    // micro-batch. Unless `at_once`, the next gradients_begin() comes soon, and behind collectives of the model that
+    // must not wait for this unit's gradients to leave: NCCL starts a device's collectives in the order of the calls.
     virtual void gradients_begin(int unit_slot) = 0;
-    virtual void gradients_ready(int unit_slot) = 0;
+    virtual void gradients_ready(int unit_slot, bool at_once) = 0;
 
     // True if collectives of the hooks run beside the next use, in this direction.
     virtual bool communicates(Direction direction) const = 0;

@@ -180,10 +180,10 @@ void Stage::gradients_begin(int slot) const {
     if (hooks_) hooks_->gradients_begin(slot);
 }
 
-void Stage::gradients_ready(int slot) {
+void Stage::gradients_ready(int slot, bool at_once) {
     matmul_.add_bias_gradients(stream_);
     gradients_.unit_ready(slot);
-    if (hooks_) hooks_->gradients_ready(slot);
+    if (hooks_) hooks_->gradients_ready(slot, at_once);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
     const Activations& a = *state.activations;
     const DelayedMemory* const delayed = state.delayed;
     const int slot = placed.slot;
+    // Recompute overwrites what waiting gradients of weights read.
+    const bool at_once = delayed == nullptr && options_.recompute >= Recompute::gelu_norm;
     if (delayed != nullptr) {   // until then another unit may use this gradient memory
         state.weights.add([this, slot] { gradients_begin(slot); });
-    } else {
-        gradients_begin(slot);
     }
     use(Direction::backward, [&] {
         LayerActivations kept = a.layers[i];
@@ -270,13 +270,15 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
             late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
         }
         placed.layer.recompute(a.residual[i], batch, kept, options_.recompute);
+        if (delayed == nullptr) gradients_begin(slot);
         placed.layer.backward(state.dresidual->data, a.residual[i], batch, kept, late ? &*late : nullptr, gradients_,
                               state.weights);
     });
-    state.weights.then([this, slot] { gradients_ready(slot); });
-    // Recompute overwrites what waiting gradients read: run them now. Else the last ones hide the next layer's first
-    // collective.
-    if (delayed == nullptr && options_.recompute >= Recompute::gelu_norm) state.weights.drain();
+    // The last gradients of weights hide the next layer's first collective, unless they are made at once: then those of
+    // its recompute come first.
+    const bool recompute_follows = at_once && i > 0;
+    state.weights.then([this, slot, recompute_follows] { gradients_ready(slot, !recompute_follows); });
+    if (at_once) state.weights.drain();
 }
 
 void Stage::backward_weight(int chunk_index, int micro_batch) { micro_batches_->run_delayed(chunk_index, micro_batch); }

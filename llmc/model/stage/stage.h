@@ -139,7 +139,7 @@ private:
     void head_backward(const MicroBatches::State& state, const floatX* out, const Batch& batch, float dloss);
     void layer_backward(const Placed& placed, std::size_t i, MicroBatches::State& state, const Batch& batch);
     void gradients_begin(int slot) const;
-    void gradients_ready(int slot);
+    void gradients_ready(int slot, bool at_once = true);
 
     ModelConfig config_;
     StageOptions options_;

@@ -35,8 +35,8 @@ public:
     void use_ends() override { inner_.use_ends(); }
     bool communicates(Direction direction) const override { return inner_.communicates(direction); }
     void gradients_begin(int slot) override { inner_.gradients_begin(slot); }
-    void gradients_ready(int slot) override {
-        inner_.gradients_ready(slot);
+    void gradients_ready(int slot, bool at_once) override {
+        inner_.gradients_ready(slot, at_once);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 
