@@ -285,11 +285,12 @@ private:
         const auto [slack, before] = beside(layer, nodes);
         const bool is_delaying = o_.zero >= 2 && std::isfinite(slack);
         if (is_delaying) {
-            // parameters wait for gradients in flight, so the next exchange goes before them; a ring that is computed
-            // again has no other soon
-            const bool fits_between = o_.recompute == Recompute::block && mesh_.cp > o_.ulysses() && mesh_.tp == 1;
+            // parameters wait for gradients in flight, so the next exchange goes before them; where blocks are computed
+            // again, parameters go first, beside the recompute
             const double each_way = o_.zero == 3 ? gather / 2 : 0, works = times * layers,
-                         backward_way = fits_between ? 0 : std::max(0.0, each_way - works * layer.tensor_between);
+                         backward_way = o_.recompute == Recompute::block
+                                            ? 0
+                                            : std::max(0.0, each_way - works * layer.tensor_between);
             exposed = std::max(exposed, std::max(0.0, each_way - works * before) +
                                             std::max(0.0, travel + backward_way - works * slack) + between);
         }

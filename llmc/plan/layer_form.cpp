@@ -204,10 +204,13 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
     layer.context_backward += again * layer.context_forward;
     layer.context_bytes = (2 + again) * (sent + (n - 1) * keys) + (n - 1) * gradients;
     layer.context_seconds = (2 + again) * (seconds + (n - 1) * hop(keys)) + (n - 1) * hop(gradients);
-    // a block begins again with the product of queries and keys; else the MLP comes before, and attention's output,
-    // whose gradients of weights a ring keeps for its last hop
+    // a block begins again with the product of queries and keys; else, and where ZeRO 3 calls for gradients behind the
+    // block, the MLP comes before, and attention's output, whose gradients of weights a ring keeps for its last hop
     const double kept = n > 1 ? mlp.out + attention.out : 0;
-    layer.context_slack = zb ? layer.weight : block ? attention.in : 2 * (mlp.in + mlp.out + attention.out) - kept;
+    const bool block_comes_first = block && o_.zero < 3;
+    layer.context_slack = zb                  ? layer.weight
+                          : block_comes_first ? attention.in
+                                              : 2 * (mlp.in + mlp.out + attention.out) - kept;
 }
 
 // Rows go to their experts and come back, and so do their gradients, chunk by chunk of experts. Each expert gets as
