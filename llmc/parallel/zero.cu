@@ -148,7 +148,8 @@ void Zero::parameters_changed() {
     if (!shards(StateKind::optimizer) || shards(StateKind::parameters)) return;
     compute_before_traffic();
     changed_ = 0;
-    gather_changed(units_ahead);
+    // a pipeline's stages wait for each other, and must not wait for one unit of each after the other
+    gather_changed(storage_.place().mesh.pp > 1 ? static_cast<int>(storage_.units().size()) : units_ahead);
 }
 
 // Gathers changed units below `end`, in their order. Not all at once: NCCL starts the collectives of a device in the
@@ -185,34 +186,44 @@ bool Zero::communicates(Direction direction) const {
 // ---- gradients
 
 void Zero::gradients_begin(int slot) {
-    reduce_ready();
     if (!shards(StateKind::gradients)) return;
+    reduce_ready();
     reduced_[memory_[static_cast<std::size_t>(slot)]].wait(compute_);
 }
 
+// True if a pipeline stage reduces behind all of its backward. NCCL starts a device's collectives in the order of the
+// host's calls: if reductions take longer than backward, a stage that calls for them at once sends its own gradients on
+// late, then so does the stage before it, and so on. The first stage ends last, and sends nothing on behind its last
+// chunk; the others have the time until then. (Megatron-LM has --delay-grad-reduce for it.)
+bool Zero::reduces_at_the_end() const {
+    if (shards(StateKind::gradients) || storage_.place().mesh.pp == 1) return false;
+    return storage_.place().at.pp > 0 || storage_.stage().chunks.size() > 1;
+}
+
 void Zero::gradients_ready(int slot, bool at_once) {
-    reduce_ready();
+    if (shards(StateKind::gradients)) reduce_ready();
     const int before = ready_[static_cast<std::size_t>(slot)]++;
     ENSURE(before < micro_batches_, "gradients of ", storage_.units()[static_cast<std::size_t>(slot)].name,
            " are ready more than ", micro_batches_, " times in a step");
     const bool last = before + 1 == micro_batches_;
     if (states_.delayed || (!last && !shards(StateKind::gradients))) return;   // more is added first
     compute_before_traffic();
-    reducing_ = true;
-    waiting_ = slot;
+    waiting_.push_back(slot);
     // only at stage 3 do the model's collectives wait for this one, behind the fetch of parameters that follows it
-    if (at_once || !shards(StateKind::parameters)) reduce_ready();
+    if (!reduces_at_the_end() && (at_once || !shards(StateKind::parameters))) reduce_ready();
 }
 
 void Zero::reduce_ready() {
-    if (waiting_ < 0) return;
-    const auto slot = static_cast<std::size_t>(std::exchange(waiting_, -1));
-    if (shards(StateKind::gradients)) {
-        reduce_to_shards(static_cast<int>(slot), ready_[slot] == 1, ready_[slot] == micro_batches_);
-    } else {
-        reduce(static_cast<int>(slot));
+    for (const int unit : std::exchange(waiting_, {})) {
+        const auto slot = static_cast<std::size_t>(unit);
+        reducing_ = true;
+        if (shards(StateKind::gradients)) {
+            reduce_to_shards(unit, ready_[slot] == 1, ready_[slot] == micro_batches_);
+        } else {
+            reduce(unit);
+        }
+        reduced_[memory_[slot]].record(traffic());
     }
-    reduced_[memory_[slot]].record(traffic());
 }
 
 // Stages 0 and 1: reduces in place.
@@ -314,6 +325,7 @@ void Zero::finish_gradients() {
         ENSURE(ready_[slot] == micro_batches_, "gradients of ", storage_.units()[slot].name, " were ready ",
                ready_[slot], " times in a step of ", micro_batches_, " micro-batches");
     }
+    reduce_ready();
     if (!states_.delayed) travelled_.record(traffic());
     wait_for_reductions();
 }

@@ -11,7 +11,8 @@
 //
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
 // events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
-// it goes on below. The parameters of the next piece of work are fetched while the current one runs.
+// it goes on below; under stages 0 and 1 most stages of a pipeline wait with that until backward has ended
+// (reduces_at_the_end). The parameters of the next piece of work are fetched while the current one runs.
 // Layers take turns with memory for whole units (ModelState::rotating), under stages 2 and 3 with that for whole
 // gradients too.
 //
@@ -126,6 +127,7 @@ private:
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);
     void gather_changed(int end);
+    bool reduces_at_the_end() const;
     void reduce_ready();
     void reduce(int slot);
     void sum_between_groups(int slot);
@@ -145,8 +147,8 @@ private:
     int micro_batches_ = 1;
     bool reducing_ = false;   // a unit's gradients have left in this step
 
-    int waiting_ = -1;   // a unit whose gradients are ready, and whose reduction is still to be called for; -1: none
-    std::vector<int> ready_;                       // per unit: micro-batches of the step whose gradients were ready
+    std::vector<int> waiting_;   // units whose gradients are ready, and whose reductions are still to be called for
+    std::vector<int> ready_;     // per unit: micro-batches of the step whose gradients were ready
     std::vector<OwnedEvent> fetched_;              // per unit
     std::vector<bool> fetching_;                   // stages 1 and 2: gathered since the update, and not waited for yet
     int changed_ = 0;                              // stages 1 and 2: first unit still to be gathered after the update

@@ -131,8 +131,9 @@ private:
         return {makespan, 1 - busy / (makespan * mesh_.pp)};
     }
 
+    bool pipeline_leaves_node() const { return mesh_.size() > machine_.devices_per_node; }
     double border_seconds() const {
-        const Link& link = machine_.link(mesh_.size() > machine_.devices_per_node ? 2 : 1);   // the slowest link
+        const Link& link = machine_.link(pipeline_leaves_node() ? 2 : 1);   // the slowest link
         return link.seconds + residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1) / link.bytes_per_second;
     }
 
@@ -285,22 +286,26 @@ private:
         const auto [slack, before] = beside(layer, nodes);
         const bool is_delaying = o_.zero >= 2 && std::isfinite(slack);
         if (is_delaying) {
-            // parameters wait for gradients in flight, so the next exchange goes before them; where blocks are computed
-            // again, parameters go first, beside the recompute
+            // parameters wait for gradients in flight, so the next exchange goes before them
             const double each_way = o_.zero == 3 ? gather / 2 : 0, works = times * layers,
-                         backward_way = o_.recompute == Recompute::block
-                                            ? 0
-                                            : std::max(0.0, each_way - works * layer.tensor_between);
+                         backward_way = reduces_behind_block() ? 0   // they go first, beside the recompute
+                                                               : std::max(0.0, each_way - works * layer.tensor_between);
             exposed = std::max(exposed, std::max(0.0, each_way - works * before) +
                                             std::max(0.0, travel + backward_way - works * slack) + between);
         }
-        // Each chunk of an interleaved stage begins behind the last gradients of the chunk before, forward and backward
-        // with a fetch. Exchanges that wait for all traffic have counted the fetches; under context parallelism alone,
-        // these gradients too.
-        if (o_.pp_chunks > 1 && (o_.zero == 3 || is_delaying)) {
-            const double last_gradients = travel / (times * units), fetches_of_chunk = 2 * fetch / units;
-            if (!is_delaying) exposed += m * o_.pp_chunks * (last_gradients + fetches_of_chunk);
-            if (is_delaying && (o_.zero == 2 || mesh_.tp > 1)) exposed += m * o_.pp_chunks * last_gradients;
+        // At the ends of an interleaved stage's chunk, traffic and work take turns, which costs the shorter of the two:
+        // the first fetch comes before the work; the last gradients come before what goes to another stage on their
+        // link.
+        if (o_.pp_chunks > 1) {
+            const bool waits_for_gradients = o_.zero == 3   ? !is_delaying || mesh_.tp > 1
+                                             : o_.zero == 2 ? is_delaying || (nodes > 1) == pipeline_leaves_node()
+                                                            : false,
+                       waits_for_fetch = o_.zero == 3 && !is_delaying;   // else counted above
+            const double last_gradients = waits_for_gradients ? travel / (times * units) : 0,
+                         first_fetch = waits_for_fetch ? fetch / units : 0;
+            exposed += m * o_.pp_chunks *
+                       (std::min(first_fetch, layer.forward_seconds()) +
+                        std::min(first_fetch + last_gradients, reducing / layers));
         }
         for (const auto& [axes, own_time] : {std::pair{zero_axes, all}, {holder_axes, experts}}) {
             if (own_time.bytes == 0) continue;

@@ -207,10 +207,9 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
     // a block begins again with the product of queries and keys; else, and where ZeRO 3 calls for gradients behind the
     // block, the MLP comes before, and attention's output, whose gradients of weights a ring keeps for its last hop
     const double kept = n > 1 ? mlp.out + attention.out : 0;
-    const bool block_comes_first = block && o_.zero < 3;
-    layer.context_slack = zb                  ? layer.weight
-                          : block_comes_first ? attention.in
-                                              : 2 * (mlp.in + mlp.out + attention.out) - kept;
+    layer.context_slack = zb                                 ? layer.weight
+                          : block && !reduces_behind_block() ? attention.in
+                                                             : 2 * (mlp.in + mlp.out + attention.out) - kept;
 }
 
 // Rows go to their experts and come back, and so do their gradients, chunk by chunk of experts. Each expert gets as

@@ -39,7 +39,7 @@ bool is_quick(const Options& o) {
 
 Exhausted exhausted(const Options& options, const Machine& machine, int ranks, const IsAllowed& is_allowed) {
     Exhausted found;
-    for (Candidate& candidate : search_layouts(options, machine, ranks, is_allowed, {1 << 20, 0})) {
+    for (Candidate& candidate : search_layouts(options, machine, ranks, is_allowed, {1 << 20, 0, 1 << 20})) {
         if (!candidate.fits(machine)) continue;
         const PlannedRun& run = candidate.run;
         candidate.time = step_time(run.options, run.config, run.mesh, machine, false);
@@ -174,6 +174,20 @@ TEST_CASE("plan: closed forms of ZeRO's traffic beside the exchanges of other ax
         o.cp_mode = c.mode, o.pp_schedule = c.schedule, o.pp_chunks = c.chunks;
         const auto [replayed, formula] = both_times(o, known_machine("H100"));
         CHECK_MESSAGE(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.2), layout_text(o));
+    }
+}
+
+TEST_CASE("plan: at the ends of interleaved chunks traffic and work take turns, in closed forms as in replays") {
+    struct Row {
+        int tp, cp, dp, zero;
+    };
+    // -31%, 36% and 28% off where ends cost nothing at stage 2, and whole fetches and gradients at stage 3
+    for (const Row& row : {Row{2, 1, 8, 2}, Row{2, 4, 2, 3}, Row{4, 1, 4, 3}}) {
+        Options o = options_of("gpt3:13B", 64);
+        o.tp = row.tp, o.pp = 4, o.cp = row.cp, o.dp = row.dp, o.zero = row.zero, o.recompute = Recompute::block;
+        o.pp_schedule = PipelineKind::interleaved, o.pp_chunks = 8;
+        const auto [replayed, formula] = both_times(o, known_machine("H100"));
+        CHECK_MESSAGE(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.1), layout_text(o));
     }
 }
 

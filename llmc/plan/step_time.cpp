@@ -89,7 +89,10 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
             {[&](const RecordedStep& step) { return group.empty() || group_of(step) == group; }, group.empty()});
     };
     virtual_clock::Times times, free;
-    on_all_cores(2, [&](int i) { i == 0 ? times = graph.run() : free = run_without(""); });
+    on_all_cores(2, [&](int i) {
+        if (i == 0) times = graph.run();
+        if (i == 1) free = run_without("");
+    });
     add_operations(sums, recording, times, costs);
     std::vector<std::string> without;
     for (const auto& [name, group] : sums.back().groups) {

@@ -132,6 +132,8 @@ void Replay::add_exchanges(int rank, const RecordedStep& step, int launched, int
             at(exchanges_.back().moment).exchange = found->second;
         }
         Rendezvous& rendezvous = exchanges_[static_cast<std::size_t>(found->second)];
+        Moment& moment = at(rendezvous.moment);
+        moment.place = std::min(moment.place, place_);   // so that it comes before what some rank has launched later
         rendezvous.expected = exchange.ranks;
         rendezvous.between_nodes = rendezvous.between_nodes || exchange.between_nodes;
         rendezvous.sides.push_back(static_cast<int>(sides_.size()));

@@ -330,6 +330,29 @@ TEST_CASE("record: operations of two streams take turns on a link's way, in the 
     CHECK(span("other way").end == 6);   // begins at 2: nothing of the others is in its way
 }
 
+TEST_CASE(
+    "record: of two exchanges that are ready at once, that goes first on a link which its rank has launched first") {
+    constexpr std::uint64_t sent = std::uint64_t{1} << host::communicator_shift, own = sent * 2;
+    std::vector<Recording> ranks;
+    for (const bool sends : {false, true}) {   // the rank recorded first has launched the transfer after more steps
+        TestDevice device;
+        cudaStream_t work = device.stream(), link = device.stream(), traffic = device.stream();
+        ranks.push_back(host::record([&] {
+            for (int i = 0; i < (sends ? 1 : 9); i++) compute(work, "compute", sends ? 1 : 0.01);
+            wait_across(link, work);
+            exchange(link, "transfer", {{sent, 2, sends ? 1.0 : 0.0, sends ? 0.0 : 1.0}});
+            wait_across(traffic, work);
+            if (sends) exchange(traffic, "long", {{own, 1, 10}});
+            cudaDeviceSynchronize();
+        }));
+    }
+    const Timeline timeline = host::replay(ranks, seconds_as_given());
+    for (const auto& span : timeline.spans) {
+        if (span.name == "transfer") CHECK(span.end == 2);
+        if (span.name == "long") CHECK(span.end == 12);
+    }
+}
+
 TEST_CASE("record: NCCL's calls meet on the virtual clock, and cost what they send") {
     constexpr int ranks = 3, count = 3000;
     ncclUniqueId id;
