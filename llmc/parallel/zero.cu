@@ -191,13 +191,14 @@ void Zero::gradients_begin(int slot) {
     reduced_[memory_[static_cast<std::size_t>(slot)]].wait(compute_);
 }
 
-// True if a pipeline stage reduces behind all of its backward. NCCL starts a device's collectives in the order of the
-// host's calls: if reductions take longer than backward, a stage that calls for them at once sends its own gradients on
-// late, then so does the stage before it, and so on. The first stage ends last, and sends nothing on behind its last
-// chunk; the others have the time until then. (Megatron-LM has --delay-grad-reduce for it.)
-bool Zero::reduces_at_the_end() const {
+// True if a unit's reduction waits for the end of the stage's backward. NCCL starts a device's collectives in the order
+// of the host's calls: if reductions take longer than backward, a pipeline stage that calls for them at once sends its
+// own gradients on late, then so does the stage before it, and so on. The first stage ends last, and sends nothing on
+// from its first chunk; the others have the time until then. (Megatron-LM has --delay-grad-reduce for it.)
+bool Zero::is_reduced_at_the_end(int slot) const {
     if (shards(StateKind::gradients) || storage_.place().mesh.pp == 1) return false;
-    return storage_.place().at.pp > 0 || storage_.stage().chunks.size() > 1;
+    const StageUnits& stage = storage_.stage();
+    return storage_.place().at.pp > 0 || slot > stage.chunks.front().size();   // slot 0 is the embedding
 }
 
 void Zero::gradients_ready(int slot, bool at_once) {
@@ -210,7 +211,7 @@ void Zero::gradients_ready(int slot, bool at_once) {
     compute_before_traffic();
     waiting_.push_back(slot);
     // only at stage 3 do the model's collectives wait for this one, behind the fetch of parameters that follows it
-    if (!reduces_at_the_end() && (at_once || !shards(StateKind::parameters))) reduce_ready();
+    if (!is_reduced_at_the_end(slot) && (at_once || !shards(StateKind::parameters))) reduce_ready();
 }
 
 void Zero::reduce_ready() {

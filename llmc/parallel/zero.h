@@ -12,7 +12,7 @@
 // All traffic is on a stream of its own, unit by unit (embedding, layer, head), ordered against the model's stream by
 // events alone; the host waits for none of it. Gradients of a unit travel as soon as backward has completed them, while
 // it goes on below; under stages 0 and 1 most stages of a pipeline wait with that until backward has ended
-// (reduces_at_the_end). The parameters of the next piece of work are fetched while the current one runs.
+// (is_reduced_at_the_end). The parameters of the next piece of work are fetched while the current one runs.
 // Layers take turns with memory for whole units (ModelState::rotating), under stages 2 and 3 with that for whole
 // gradients too.
 //
@@ -127,7 +127,7 @@ private:
     bool shares_memory(std::size_t use, int slot) const;
     void fetch(int slot);
     void gather_changed(int end);
-    bool reduces_at_the_end() const;
+    bool is_reduced_at_the_end(int slot) const;
     void reduce_ready();
     void reduce(int slot);
     void sum_between_groups(int slot);

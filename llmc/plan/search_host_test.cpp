@@ -39,7 +39,7 @@ bool is_quick(const Options& o) {
 
 Exhausted exhausted(const Options& options, const Machine& machine, int ranks, const IsAllowed& is_allowed) {
     Exhausted found;
-    for (Candidate& candidate : search_layouts(options, machine, ranks, is_allowed, {1 << 20, 0, 1 << 20})) {
+    for (Candidate& candidate : search_layouts(options, machine, ranks, is_allowed, {1 << 20, 0})) {
         if (!candidate.fits(machine)) continue;
         const PlannedRun& run = candidate.run;
         candidate.time = step_time(run.options, run.config, run.mesh, machine, false);
