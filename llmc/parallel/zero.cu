@@ -50,6 +50,7 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
 void Zero::begin_step(int micro_batches) {
     micro_batches_ = micro_batches;
     ready_.assign(ready_.size(), 0);
+    waiting_.clear();
     reducing_ = false;
 }
 
