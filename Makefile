@@ -46,9 +46,9 @@ OPTIMIZE = $(if $(filter $(HOT),$<),-O3,-Og)
 # Where time goes: kernels and what runs them on a CPU, tokenizing, hashes. The rest waits for people, disks and peers; it
 # compiles twice as fast with less. Tests have less too: they are compiled more often than they run.
 HOT := %.cu llmc/kernels/%.cpp dev/bench/% \
-    $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) llmc/base/utf8.cpp llmc/data/corpus/corpus.cpp \
-    llmc/io/hash.cpp llmc/base/clock/replay.cpp llmc/mesh/mesh.cpp llmc/parallel/schedule.cpp llmc/parallel/zero_formulas.cpp \
-    llmc/plan/closed_form.cpp $(filter-out %/huggingface.cpp %/files.cpp,$(wildcard llmc/tokenizer/*.cpp llmc/tokenizer/*/*.cpp))
+    $(addprefix llmc/cuda_on_cpu/,blas/% checks/% exec/% nccl/reduce.cpp) $(addprefix llmc/base/,json.cpp utf8.cpp \
+    clock/replay.cpp) llmc/data/corpus/corpus.cpp llmc/io/hash.cpp llmc/mesh/mesh.cpp llmc/parallel/schedule.cpp \
+    llmc/parallel/zero_formulas.cpp llmc/plan/closed_form.cpp $(wildcard llmc/tokenizer/*.cpp llmc/tokenizer/*/*.cpp)
 HOST_FLAGS = -std=c++20 $(OPTIMIZE) -pthread $(WARNINGS) $(EXTRA_FLAGS)
 CPU_FLAGS = $(HOST_FLAGS) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fno-strict-aliasing
 

@@ -6,6 +6,7 @@
 #include <streambuf>
 
 #include "llmc/base/ensure.h"
+#include "llmc/base/utf8.h"
 
 namespace {
 
@@ -150,31 +151,60 @@ bool operator==(const Json& a, const Json& b) {
     return a.is_number() && b.is_number() && a.as_number() == b.as_number();
 }
 
-// Converts a value to the library's type.
+// Prints values as the library does, which prints what is no array or object itself.
 struct JsonWriter {
-    static Library of(const Json& json) {
-        return std::visit([](const auto& value) { return of(value); }, json.value_);
+    int indent;
+    std::string out{};
+    std::size_t depth = 0;
+
+    void write(const Json& json) {
+        std::visit([&](const auto& value) { write(value); }, json.value_);
     }
     template <class T>
-    static Library of(const T& value) {
-        return value;
+    void write(const T& value) {
+        out += Library(value).dump();
     }
-    static Library of(const Json::Elements& elements) {
-        Library out = Library::array();
-        for (const Json& element : elements) out.push_back(of(element));
-        return out;
+    void write(const std::string& value) {
+        const bool as_it_is = valid_utf8_prefix(value) == value.size() && std::ranges::none_of(value, [](char c) {
+                                  return static_cast<unsigned char>(c) < ' ' || c == '"' || c == '\\';
+                              });
+        as_it_is ? (((out += '"') += value) += '"') : out += Library(value).dump();
     }
-    static Library of(const Json::Object& object) {
-        Library out = Library::object();
-        std::vector<std::pair<const std::string, Library>>& members = out.get_ref<Library::object_t&>();
-        for (const auto& [key, value] : object.members) members.emplace_back(key, of(value));   // no search for the key
-        return out;
+    void write(const Json::Elements& elements) {
+        write_all('[', ']', elements, [&](const Json& element) { write(element); });
+    }
+    void write(const Json::Object& object) {
+        write_all('{', '}', object.members, [&](const Json::Member& member) {
+            write(member.first);
+            out += indent < 0 ? ":" : ": ";
+            write(member.second);
+        });
+    }
+
+private:
+    template <class T, class WriteOne>
+    void write_all(char open, char close, const std::vector<T>& values, WriteOne write_one) {
+        out += open;
+        depth++;
+        for (const T& value : values) {
+            if (&value != values.data()) out += ',';
+            new_line();
+            write_one(value);
+        }
+        depth--;
+        if (!values.empty()) new_line();
+        out += close;
+    }
+    void new_line() {
+        if (indent >= 0) out.append(1, '\n').append(depth * static_cast<std::size_t>(indent), ' ');
     }
 };
 
 std::string to_text(const Json& json, int indent) {
     try {
-        return JsonWriter::of(json).dump(indent);
+        JsonWriter writer{indent};
+        writer.write(json);
+        return std::move(writer.out);
     } catch (const Library::exception& problem) {   // a text is not UTF-8
         throw JsonError(problem.what());
     }

@@ -6,11 +6,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -90,9 +91,12 @@ private:
     friend class JsonReader;    // json.cpp
     friend struct JsonWriter;   // json.cpp
     using Elements = std::vector<Json>;
+    struct Hash : std::hash<std::string_view> {
+        using is_transparent = void;   // a std::string_view finds a std::string
+    };
     struct Object {
         std::vector<Member> members;
-        std::map<std::string, std::size_t, std::less<>> index;   // by key
+        std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>> index;   // by key
 
         const Json* find(std::string_view key) const;
         bool operator==(const Object& other) const;   // ignores the order

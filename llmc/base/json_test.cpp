@@ -137,8 +137,14 @@ TEST_CASE("json: the text is the library's, keys in the order in which they were
     const std::string expected = nlohmann::ordered_json::parse(to_text(json)).dump();
     CHECK(to_text(json) == expected);
     CHECK(expected.starts_with(R"({"z":1,"a":[null,true,-7,0.1,1e+300,)"));
-    CHECK(to_text(json, 2) == nlohmann::ordered_json::parse(expected).dump(2));
+    for (const int indent : {0, 1, 2})
+        CHECK(to_text(json, indent) == nlohmann::ordered_json::parse(expected).dump(indent));
     CHECK_THROWS_AS(to_text(Json("\xff")), JsonError);
+    CHECK_THROWS_AS(to_text(Json::object({{"\xff", 1}})), JsonError);
+    for (int c = 0; c < 0x80; c++) {
+        const std::string written = std::string(1, static_cast<char>(c)) + "\u00e9";
+        CHECK(to_text(Json(written)) == nlohmann::ordered_json(written).dump());
+    }
 }
 
 TEST_CASE("json: an object of 100,000 keys is read, and each found") {

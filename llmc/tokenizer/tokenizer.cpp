@@ -5,6 +5,7 @@
 #include <iterator>
 #include <mutex>
 #include <set>
+#include <type_traits>
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
@@ -26,6 +27,19 @@ std::uint64_t hash_of(const TokenizerData& data) {
         hash.update(bytes.data(), bytes.size());
     }
     return hash.digest();
+}
+
+template <class T>
+void update(Hash64& hash, const T& value) {
+    static_assert(std::has_unique_object_representations_v<T>);   // no padding
+    hash.update(&value, sizeof value);
+}
+
+template <class T>
+void update(Hash64& hash, const std::vector<T>& values) {
+    static_assert(std::has_unique_object_representations_v<T>);
+    update(hash, values.size());
+    hash.update(values.data(), values.size() * sizeof(T));
 }
 
 void check(const TokenizerData& data) {
@@ -109,6 +123,23 @@ std::string Tokenizer::file_of(const std::string& specification) {
     }
     throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
                 "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");
+}
+
+std::uint64_t Tokenizer::hash_of_rules() const {
+    // names every field, so that none is added and forgotten
+    const auto& [name, tokens, is_special, added_rules, end_of_text, can_encode, pattern, merges, merge_by_rank,
+                 whole_piece_first, post_processor, front, special_ids, kept] = data();
+    Hash64 hash;
+    update(hash, is_special);
+    for (const auto& [id, rules] : added_rules) {
+        update(hash, id);
+        for (const bool rule : {rules.lstrip, rules.rstrip, rules.single_word, rules.normalized}) update(hash, rule);
+    }
+    update(hash, pattern.rule);
+    update(hash, std::vector<char>(pattern.regex.begin(), pattern.regex.end()));
+    update(hash, merges);
+    for (const bool rule : {pattern.nfc, can_encode, merge_by_rank, whole_piece_first}) update(hash, rule);
+    return hash.digest();
 }
 
 void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {

@@ -87,6 +87,8 @@ public:
     // Returns the xxh3 of the end-of-text id and the bytes of every token in the order of ids: the identity of the
     // vocabulary.
     std::uint64_t hash() const { return state_->hash; }
+    // Returns the xxh3 of all else by which text becomes ids: added tokens, splitting and merges.
+    std::uint64_t hash_of_rules() const;
 
     // Appends the bytes of one id. An id outside the vocabulary (a padded row, for instance) throws bad_data.
     void decode_one(std::uint32_t id, std::string& out) const;

@@ -13,7 +13,6 @@
 #include "llmc/base/rng.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
-#include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/parallel.h"
 
 namespace fs = std::filesystem;
@@ -252,8 +251,8 @@ std::optional<std::string_view> prefix_of_shard(std::string_view file) {
 // and time of every input.
 std::uint64_t hash_of_task(const Tokenizer& tokenizer, const CorpusOptions& o) {
     std::string all =
-        text("drawn by content ", hash_to_text(tokenizer.hash()), " ", hash64(to_huggingface(tokenizer.data())), " ",
-             o.name, " ", o.shard_tokens, o.dedup, o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ",
+        text("drawn by content ", hash_to_text(tokenizer.hash()), " ", tokenizer.hash_of_rules(), " ", o.name, " ",
+             o.shard_tokens, o.dedup, o.wide, o.val_files, " ", o.val_fraction, " ", o.val_tokens, " ",
              static_cast<int>(o.input.format), o.input.skip_bad_lines, o.input.field, " ", o.input.separator.size(),
              o.input.separator, o.input.keep_separator, o.input.strip, o.input.max_bytes, " ",
              static_cast<int>(o.encoding.special), static_cast<int>(o.encoding.invalid));
@@ -384,8 +383,9 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, 
 PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
     DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding), options.threads);
-    std::vector<BatchEncoder> encoders;
-    for (int i = 0; i < options.threads; i++) encoders.emplace_back(tokenizer, options);
+    // a thread makes its own when it has work, all but the first at once: filling the tables takes a while
+    std::vector<std::optional<BatchEncoder>> encoders(static_cast<std::size_t>(options.threads));
+    encoders[0].emplace(tokenizer, options);
     const TokenFormat format = choose_format(tokenizer, options);
     std::optional<Splits> splits;
     splits.emplace(options, format);
@@ -408,7 +408,11 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
         work.bytes_total = reader.bytes_total();
         return more;
     };
-    auto encode = [&](Work& work, int thread) { encoders[static_cast<std::size_t>(thread)].encode(work); };
+    auto encode = [&](Work& work, int thread) {
+        std::optional<BatchEncoder>& encoder = encoders[static_cast<std::size_t>(thread)];
+        if (!encoder) encoder.emplace(tokenizer, options);
+        encoder->encode(work);
+    };
     const bool saves = can_resume(options);
     double saved = steady_seconds();
     auto write = [&](const Work& work) {

@@ -215,12 +215,15 @@ TEST_CASE("tokenizer_corpus: what was cut is begun anew where the same tokens co
     base.end_of_text = 258;
     base.pattern.rule = SplitRule::gpt2;
     base.merges = {{'l', 'i', 256, 0}, {'n', 'e', 257, 1}};
-    std::vector<TokenizerData> others(5, base);
+    std::vector<TokenizerData> others(8, base);
     others[0].pattern.rule = SplitRule::cl100k;
     others[1].merges.pop_back();
     others[2].whole_piece_first = true;
     others[3].is_special[259] = 1;
     others[4].rules[259] = {.lstrip = true};
+    others[5].pattern.nfc = true;
+    others[6].pattern = {SplitRule::regex, "[a-z]+|[^a-z]", false};
+    others[7].merge_by_rank = true;
     others.push_back(base);
     for (const TokenizerData& other : others) {
         const Tokenizer tokenizer(other);

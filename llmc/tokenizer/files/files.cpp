@@ -177,6 +177,7 @@ TokenizerData parse_gpt2_merges(std::string_view content, const std::string& nam
         }
     }
     std::unordered_map<std::string, std::uint32_t> ids;
+    ids.reserve(data.tokens.size() + static_cast<std::size_t>(std::ranges::count(content, '\n')));
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) ids[data.tokens[id]] = id;
     Lines lines(content);
     std::string_view line;
