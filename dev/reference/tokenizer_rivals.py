@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Compares the speed of `tokenize` with gigatoken's, tiktoken's and tokenizers' on one thread, and their ids.
+"""Compares the speed of `tokenize` with gigatoken's, tiktoken's and tokenizers' on one thread, with gigatoken's on all, and
+their ids.
 
     python3 -m venv venv && venv/bin/pip install gigatoken tiktoken tokenizers
     venv/bin/python dev/reference/tokenizer_rivals.py --vocab ../shared/data/gpt2_vocab.bpe [--corpus FILE ...]
 
 English text, source code and text of many languages are collected by english_corpus.py and mixed_corpus.py where no
-corpus is given. Each is encoded with GPT-2's vocabulary and the splits of GPT-2, Llama 3 and Qwen. Figures are MB per
-second of processor time, medians of --rounds in which the programs take turns; ratios are ours to theirs in the same
-round. `cold`: the first encoding of a new tokenizer; `warm`: the second, beside our second. tiktoken has GPT-2's split
-alone; tokenizers, which is slow, encodes the first --slow-mb. What is not installed is left out. Ids that differ end with
-exit code 1.
+corpus is given. Each is encoded from memory with GPT-2's vocabulary and the splits of GPT-2, Llama 3 and Qwen. Figures are
+MB per second of processor time on one thread, as time passes on all, medians of --rounds in which the programs take turns;
+ratios are ours to theirs in the same round. `cold`: the first encoding of a new tokenizer; `warm`: the second, beside our
+second. tiktoken has GPT-2's split alone; tokenizers, which is slow, encodes the first --slow-mb. What is not installed is
+left out. Ids that differ end with exit code 1.
 """
 import argparse
 import array
+import collections
 import importlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -74,10 +77,28 @@ def our_ids(args, tokenizer, corpus, folder):
     return ids
 
 
-def rate(size, function):
-    start = time.process_time()
+def our_rates(args, tokenizer, corpus, threads):
+    """MB per second, first and again: of processor time for one thread, of wall time for several."""
+    said = run(args.tokenize, "--tokenizer", tokenizer, "--measure", "--threads", threads, "--format", "text", "--separator",
+               english_corpus.SEPARATOR, corpus)
+    return [float(both[threads > 1]) for both in re.findall(r"(\S+) MB/s \(wall: (\S+) MB/s\)", said)]
+
+
+def rate(size, function, clock=time.process_time):
+    start = clock()
     result = function()
-    return size / (time.process_time() - start) / 1e6, result
+    return size / (clock() - start) / 1e6, result
+
+
+def show(rates):
+    print(f"ours cold {statistics.median(rates['cold']):.0f}, warm {statistics.median(rates['warm']):.0f} MB/s", end="")
+    for name, values in rates.items():
+        if name in ("cold", "warm"):
+            continue
+        ratios = sorted(a / b for a, b in zip(rates["warm" if name.endswith("warm") else "cold"], values))
+        print(f"; {name} {statistics.median(values):.0f}: {statistics.median(ratios):.2f}x "
+              f"({ratios[0]:.2f} to {ratios[-1]:.2f})", end="")
+    print(flush=True)
 
 
 def compare(args, split, tokenizer, corpus, folder):
@@ -95,34 +116,30 @@ def compare(args, split, tokenizer, corpus, folder):
     giga, tiktoken, tokenizers = args.rivals
     slow = tokenizers.Tokenizer.from_file(str(tokenizer)) if tokenizers else None
     encoding = args.tiktoken_encoding if split == "gpt2" else None
-    rates, ids = {}, {}
+    threads = os.cpu_count()
+    rates, parallel_rates, ids = collections.defaultdict(list), collections.defaultdict(list), {}
     for _ in range(args.rounds):
-        ours = run(args.tokenize, "--tokenizer", tokenizer, "--measure", "--format", "text", "--separator",
-                   english_corpus.SEPARATOR, corpus)
-        rates.setdefault("cold", []).append(float(ours.split()[0]))
-        rates.setdefault("warm", []).append(float(ours.split("again: ")[1].split()[0]))
-        if giga:
+        for table, count in ((rates, 1), (parallel_rates, threads)):
+            for state, speed in zip(("cold", "warm"), our_rates(args, tokenizer, corpus, count)):
+                table[state].append(speed)
+            if not giga:
+                continue
             new = giga.Tokenizer(str(tokenizer))
             for state in ("cold", "warm"):
-                speed, result = rate(size, lambda: new.encode_batch(documents, parallel=False))
-                rates.setdefault(f"gigatoken {state}", []).append(speed)
-            ids["gigatoken"] = result
+                speed, ids["gigatoken"] = rate(size, lambda: new.encode_batch(documents, parallel=count > 1),
+                                               time.perf_counter if count > 1 else time.process_time)
+                table[f"gigatoken {state}"].append(speed)
         if encoding:
             speed, ids["tiktoken"] = rate(size, lambda: [encoding.encode_ordinary(t) for t in texts])
-            rates.setdefault("tiktoken", []).append(speed)
+            rates["tiktoken"].append(speed)
         if slow:
-            speed, result = rate(few_size, lambda: [slow.encode(t, add_special_tokens=False).ids for t in texts[:few]])
-            rates.setdefault("tokenizers", []).append(speed)
-            ids["tokenizers"] = result
-    print(f"{corpus.name}, {size / 1e6:.0f} MB, {split}: ours cold {statistics.median(rates['cold']):.0f}, "
-          f"warm {statistics.median(rates['warm']):.0f} MB/s", end="")
-    for name, values in rates.items():
-        if name in ("cold", "warm"):
-            continue
-        ratios = sorted(a / b for a, b in zip(rates["warm" if name.endswith("warm") else "cold"], values))
-        print(f"; {name} {statistics.median(values):.0f}: {statistics.median(ratios):.2f}x "
-              f"({ratios[0]:.2f} to {ratios[-1]:.2f})", end="")
-    print(flush=True)
+            speed, ids["tokenizers"] = rate(
+                few_size, lambda: [slow.encode(t, add_special_tokens=False).ids for t in texts[:few]])
+            rates["tokenizers"].append(speed)
+    print(f"{corpus.name}, {size / 1e6:.0f} MB, {split}, one thread: ", end="")
+    show(rates)
+    print(f"  {threads} threads: ", end="")
+    show(parallel_rates)
     ours = our_ids(args, tokenizer, corpus, folder)
     same = True
     for name, result in ids.items():

@@ -6,9 +6,9 @@
 
 The corpus is collected by english_corpus.py where the file does not exist yet (some minutes). Everything is measured in
 one run, the programs taking turns; medians of --rounds are printed, with the least and the most.
-- One thread: `tokenize --measure` (encoding from memory, a cold cache of pieces in every round) against tiktoken's
-  encode_ordinary, document by document, in processor time, which other work on the machine disturbs least; and both in
-  wall time. All ids of the whole program are compared; a difference ends with exit code 1.
+- One thread: `tokenize --measure --threads 1` (encoding from memory, a cold cache of pieces in every round) against
+  tiktoken's encode_ordinary, document by document, in processor time, which other work on the machine disturbs least; and
+  both in wall time. All ids of the whole program are compared; a difference ends with exit code 1.
 - Two threads: the whole program, reading, writing and hashing included, on the corpus and on --copies of it one after
   the other, where starting up no longer counts. Output goes to memory (/dev/shm) where there is such a place.
 """
@@ -76,7 +76,8 @@ def tokenize(args, output, threads):
 
 
 def against_tiktoken(args, encoding, documents, size):
-    measure = [args.tokenize, "--tokenizer", args.vocab, "--measure", "--separator", english_corpus.SEPARATOR, args.corpus]
+    measure = [args.tokenize, "--tokenizer", args.vocab, "--measure", "--threads", "1", "--separator",
+               english_corpus.SEPARATOR, args.corpus]
     ours, theirs, ratios, wall_ratios, said = [], [], [], [], ""
     for _ in range(args.rounds):
         wall, processor = time.perf_counter(), time.process_time()

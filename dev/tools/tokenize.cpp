@@ -12,14 +12,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <thread>
 
+#include "dev/tools/encoding_speed.h"
 #include "dev/tools/progress_line.h"
 #include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
@@ -203,7 +202,7 @@ void add_other_tasks(CLI::App& app, Options& options) {
     app.add_flag("--stats", options.stats, "count what is in shards or prepared folders");
     app.add_flag("--verify", options.verify, "check prepared folders against their manifests, every token and hash");
     app.add_flag("--measure", options.measure,
-                 "only encode, from memory on one thread, twice, and print MB per second of processor time and tokens");
+                 "only encode, from memory, twice, and print MB per second of processor time, and tokens");
 }
 
 void add_options(CLI::App& app, Options& options) {
@@ -225,43 +224,15 @@ Tokenizer load_tokenizer(const Options& options) {
     return Tokenizer(std::move(data));
 }
 
-double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
-
-// What encoding alone costs, in processor time (which other programs of the machine disturb least): the files are read
-// before, and nothing is written.
 void measure(const Options& options) {
-    Tokenizer tokenizer = load_tokenizer(options);
-    Encoder encoder(tokenizer, options.corpus.encoding);
-    DocumentReader reader(options.corpus.input, cuts_for(tokenizer, options.corpus.encoding));
-    std::vector<InputBatch> batches;
-    for (InputBatch batch; reader.next(batch); batch = {}) batches.push_back(std::move(batch));
-    std::vector<std::uint32_t> ids;
-    const auto encode_all = [&] {
-        std::uint64_t tokens = 0;
-        for (const InputBatch& batch : batches) {
-            for (const InputPart& part : batch.parts) {
-                ids.clear();
-                encoder.encode(std::string_view(batch.bytes).substr(part.begin, part.end - part.begin), ids);
-                tokens += ids.size();
-            }
-        }
-        return tokens;
-    };
-    const auto wall_start = std::chrono::steady_clock::now();
-    const double start = processor_seconds();
-    const std::uint64_t tokens = encode_all();
-    const double seconds = std::max(processor_seconds() - start, 1e-9);
-    const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_start).count();
-    const PieceCounts counts = encoder.counts();
-    const double again_start = processor_seconds();
-    encode_all();
-    const double again = std::max(processor_seconds() - again_start, 1e-9);
-    const double megabytes = static_cast<double>(reader.bytes_read()) * 1e-6;
+    EncodingSpeed measurement(load_tokenizer(options), options.corpus);
+    const std::string cold = measurement.encode_all();
+    const PieceCounts counts = measurement.counts();
     const double found =
         1 - static_cast<double>(counts.merged) / static_cast<double>(std::max<std::uint64_t>(counts.pieces, 1));
-    std::cout << megabytes / seconds << " MB/s (wall: " << megabytes / wall << " MB/s), " << tokens << " tokens, "
-              << counts.pieces << " pieces, " << 100 * found << "% of them met before; again: " << megabytes / again
-              << " MB/s\n";
+    const std::string warm = measurement.encode_all();
+    std::cout << cold << ", " << measurement.tokens() << " tokens, " << counts.pieces << " pieces, " << 100 * found
+              << "% of them met before; again: " << warm << "\n";
 }
 
 // Error(usage) where an earlier call has written `file`: what took hours is not replaced by accident.
