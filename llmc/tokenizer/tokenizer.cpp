@@ -50,6 +50,9 @@ void check(const TokenizerData& data) {
         fail("the vocabulary is inconsistent");
     }
     if (!data.can_encode) return;
+    if (std::max(data.tokens.size(), data.merges.size()) > BpeModel::most_merges) {
+        fail(text("more than ", BpeModel::most_merges, " tokens or merges"));
+    }
     const int byte = missing_byte(data);
     if (byte >= 0) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
 }

@@ -2,11 +2,35 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
 
 #include "llmc/base/check.h"
 
 namespace {
+
+// Several numbers that one instruction works on.
+template <class T, std::size_t count>
+struct Lanes {
+    using Values __attribute__((vector_size(count * sizeof(T)))) = T;
+    Values values;
+
+    static Lanes load(const T* at) {
+        Lanes lanes;
+        std::memcpy(&lanes.values, at, sizeof lanes.values);
+        return lanes;
+    }
+    friend Lanes min(Lanes a, Lanes b) { return {a.values < b.values ? a.values : b.values}; }
+    T least() const {
+        if constexpr (count == 1) {
+            return values[0];
+        } else {
+            Lanes<T, count / 2> halves[2];
+            std::memcpy(halves, &values, sizeof values);
+            return min(halves[0], halves[1]).least();
+        }
+    }
+};
 
 // Maps the bytes of ordinary tokens to their ids; the first of equal ones counts.
 TokenIds index_tokens(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
@@ -43,6 +67,23 @@ void PairRanks<Key>::add(std::uint32_t left, std::uint32_t right, std::uint32_t 
     auto place = std::find(std::begin(lines_[at].ranks), std::end(lines_[at].ranks), none);
     *place = rank;
     lines_[at].keys[place - std::begin(lines_[at].ranks)] = key;
+}
+
+template <class Key>
+std::uint32_t PairRanks<Key>::find(std::uint32_t left, std::uint32_t right) const {
+    using Keys = Lanes<Key, per_line>;
+    using Ranks = Lanes<std::uint32_t, per_line>;
+    const Key key = key_of(left, right);
+    for (std::size_t at = line_of(key);; at = (at + 1) & (lines_.size() - 1)) {
+        const Line& line = lines_[at];
+        const auto differs = Keys::load(line.keys).values != key;   // all bits of a lane, or none
+        const auto there = __builtin_convertvector(differs, typename Ranks::Values);
+        const std::uint32_t found = Ranks{Ranks::load(line.ranks).values | there}.least();
+        const bool was_full = line.ranks[per_line - 1] != none;
+        // one branch, which is seldom taken: a second one, for whether it is found, could not be predicted
+        if ((found != none) | !was_full) [[likely]]
+            return found;
+    }
 }
 
 std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special) {
@@ -85,7 +126,7 @@ void BpeModel::index_merges(const std::vector<BpeMerge>& merges, std::size_t voc
     std::iota(order.begin(), order.end(), 0u);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return merges[a].priority < merges[b].priority; });
-    narrow_ = vocab_size <= std::size_t{1} << PairRanks<std::uint32_t>::id_bits;
+    narrow_ = vocab_size < std::size_t{1} << PairRanks<std::uint32_t>::id_bits;   // no_token is no pair's
     narrow_ ? narrow_ranks_.reserve(merges.size()) : wide_ranks_.reserve(merges.size());
     const BpeMerge* previous = nullptr;
     for (std::uint32_t i : order) {
@@ -100,6 +141,10 @@ void BpeModel::index_merges(const std::vector<BpeMerge>& merges, std::size_t voc
     bool consecutive = true;
     for (std::size_t rank = 0; rank < results_.size(); rank++) consecutive &= results_[rank] == first_result_ + rank;
     if (consecutive) results_.clear();
+}
+
+inline std::uint32_t BpeModel::rank_of(std::uint32_t left, std::uint32_t right) const {
+    return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
 }
 
 std::uint32_t BpeModel::find(std::string_view bytes) const { return find_token(token_ids_, bytes); }
@@ -119,27 +164,55 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
     }
 }
 
-// Encodes in arrays on the stack: ids of the parts, and the merge of every part with its right neighbour.
+// Encodes with a bit for every part, at the place of its first byte, from 1 on; before and behind them is one that
+// joins with nothing. Every part has a number, its rank with its right neighbour above its place: the least tells the
+// next merge, the leftmost of equals.
 void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& out) const {
-    std::uint32_t ids[short_piece], ranks[short_piece];
-    std::size_t count = piece.size();
-    auto byte = [&](std::size_t i) { return static_cast<unsigned char>(piece[i]); };
-    for (std::size_t i = 0; i < count; i++) ids[i] = byte_ids_[byte(i)];
-    for (std::size_t i = 0; i + 1 < count; i++) ranks[i] = byte_ranks_[std::size_t{byte(i)} << 8 | byte(i + 1)];
-    while (count > 1) {
-        std::size_t best = 0;
-        for (std::size_t i = 1; i + 1 < count; i++) {
-            if (ranks[i] < ranks[best]) best = i;   // the leftmost of equals, for the comparison is strict
+    constexpr std::size_t places = std::size_t{1} << place_bits, together = 8;
+    constexpr std::uint32_t no_rank = no_merge >> place_bits;
+    alignas(64) std::uint32_t numbers[places];
+    std::uint32_t ids[places];
+    const std::size_t end = piece.size() + 1, filled = end / together * together + together;
+    const auto byte = [&](std::size_t place) { return std::size_t{static_cast<unsigned char>(piece[place - 1])}; };
+    const auto number = [](std::uint32_t rank, std::size_t place) {
+        return rank << place_bits | static_cast<std::uint32_t>(place);
+    };
+    const auto least_number = [&] {
+        auto least = Lanes<std::uint32_t, together>::load(numbers);
+        for (std::size_t i = together; i < filled; i += together) {
+            least = min(least, Lanes<std::uint32_t, together>::load(numbers + i));
         }
-        if (ranks[best] == no_merge) break;
-        ids[best] = result_of(ranks[best]);
-        count--;
-        for (std::size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
-        for (std::size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1];
-        if (best + 1 < count) ranks[best] = rank_of(ids[best], ids[best + 1]);
-        if (best > 0) ranks[best - 1] = rank_of(ids[best - 1], ids[best]);
+        return least.least();
+    };
+    ids[0] = ids[end] = no_token;
+    numbers[0] = no_merge;
+    for (std::size_t place = 1; place < end; place++) ids[place] = byte_ids_[byte(place)];
+    for (std::size_t place = 1; place + 1 < end; place++) {
+        numbers[place] = number(byte_ranks_[byte(place) << 8 | byte(place + 1)], place);
     }
-    out.insert(out.end(), ids, ids + count);
+    for (std::size_t place = end - 1; place < filled; place++) numbers[place] = no_merge;
+    std::uint64_t parts = (2ull << end) - 1;
+    const auto part_behind = [&](std::size_t place) {
+        return place + 1 + static_cast<std::size_t>(std::countr_zero(parts >> (place + 1)));
+    };
+    for (std::uint32_t next = least_number(); next >> place_bits != no_rank;) {
+        const std::size_t place = next % places, joined = part_behind(place);
+        const std::size_t before = place - 1 - static_cast<std::size_t>(std::countl_zero(parts << (places - place)));
+        parts &= ~(1ull << joined);
+        const std::size_t behind = part_behind(place);
+        ids[place] = result_of(next >> place_bits);
+        const std::uint32_t first = number(rank_of(ids[before], ids[place]), before);
+        const std::uint32_t second = number(rank_of(ids[place], ids[behind]), place);
+        // the least of the others is found while these two ranks are
+        numbers[before] = numbers[place] = numbers[joined] = no_merge;
+        next = std::min({least_number(), first, second});
+        numbers[before] = first;
+        numbers[place] = second;
+    }
+    parts &= ~(1ull << end | 1);
+    std::size_t written = out.size();
+    out.resize(written + static_cast<std::size_t>(std::popcount(parts)));
+    for (; parts != 0; parts &= parts - 1) out[written++] = ids[std::countr_zero(parts)];
 }
 
 // Encodes with the parts in a linked list over byte positions; a heap holds (rank, position) of every possible merge.

@@ -25,7 +25,7 @@ std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const s
 
 // Maps pairs of ids to ranks: their places among the distinct priorities. A hash table of cache lines: all entries of a
 // line are compared at once, and nearly every answer, also that there is none, comes from the first line. Keys of 32
-// bits serve ids below 65536: the less memory, the more of it stays in a core's own cache.
+// bits serve ids below 65,535: the less memory, the more of it stays in a core's own cache.
 template <class Key>
 class PairRanks {
 public:
@@ -34,21 +34,10 @@ public:
 
     void reserve(std::size_t pairs);
     void add(std::uint32_t left, std::uint32_t right, std::uint32_t rank);   // the first of equal pairs counts
-    std::uint32_t find(std::uint32_t left, std::uint32_t right) const {
-        const Key key = key_of(left, right);
-        for (std::size_t at = line_of(key);; at = (at + 1) & (lines_.size() - 1)) {
-            const Line& line = lines_[at];
-            std::uint32_t found = none;
-            for (int i = 0; i < per_line; i++) {   // without a branch, so that it becomes a few vector instructions
-                const std::uint32_t other = line.keys[i] == key ? 0 : none;
-                found = std::min(found, line.ranks[i] | other);
-            }
-            if (found != none || line.ranks[per_line - 1] == none) return found;   // the line was never full
-        }
-    }
+    std::uint32_t find(std::uint32_t left, std::uint32_t right) const;       // `none` where there is no such pair
 
 private:
-    static constexpr int per_line = 64 / (sizeof(Key) + sizeof(std::uint32_t));
+    static constexpr int per_line = 32 / sizeof(Key);
     struct alignas(64) Line {
         Key keys[per_line];
         std::uint32_t ranks[per_line];   // none: an empty place; filled from the first on
@@ -63,9 +52,9 @@ using TokenIds = std::unordered_map<std::string_view, std::uint32_t>;   // by th
 
 class BpeModel {
 public:
-    // Indexes tokens and merges; `tokens` must outlive the model. With whole_piece_first a piece that is itself a token
-    // becomes that token whatever the merges say (tiktoken; `ignore_merges` of tokenizer.json). Tokens with is_special
-    // are not found.
+    // Indexes tokens and merges, at most most_merges of each; `tokens` must outlive the model. With whole_piece_first a
+    // piece that is itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of
+    // tokenizer.json). Tokens with is_special are not found.
     BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
              const std::vector<BpeMerge>& merges, bool whole_piece_first);
 
@@ -80,16 +69,16 @@ public:
     void encode(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
     static constexpr std::uint32_t no_token = 0xffffffff;
+    static constexpr std::size_t most_merges = (1 << 26) - 1;
     std::uint32_t find(std::string_view bytes) const;   // the id of a token, or no_token
 
 private:
     static constexpr std::uint32_t no_merge = 0xffffffff;
-    static constexpr std::size_t short_piece = 48;   // up to here a linear search beats a heap
+    static constexpr int place_bits = 6;   // of the place of a part in a short piece
+    static constexpr std::size_t short_piece = (1 << place_bits) - 2;
 
-    // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first.
-    std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const {
-        return narrow_ ? narrow_ranks_.find(left, right) : wide_ranks_.find(left, right);
-    }
+    // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first. no_token merges with nothing.
+    std::uint32_t rank_of(std::uint32_t left, std::uint32_t right) const;
     std::uint32_t result_of(std::uint32_t rank) const {
         return results_.empty() ? first_result_ + rank : results_[rank];
     }
