@@ -151,7 +151,7 @@ bool operator==(const Json& a, const Json& b) {
     return a.is_number() && b.is_number() && a.as_number() == b.as_number();
 }
 
-// Prints values as the library does, which prints what is no array or object itself.
+// Prints arrays and objects as the library does, which prints what they hold.
 struct JsonWriter {
     int indent;
     std::string out{};
@@ -168,7 +168,11 @@ struct JsonWriter {
         const bool as_it_is = valid_utf8_prefix(value) == value.size() && std::ranges::none_of(value, [](char c) {
                                   return static_cast<unsigned char>(c) < ' ' || c == '"' || c == '\\';
                               });
-        as_it_is ? (((out += '"') += value) += '"') : out += Library(value).dump();
+        if (as_it_is) {
+            ((out += '"') += value) += '"';
+        } else {
+            out += Library(value).dump();
+        }
     }
     void write(const Json::Elements& elements) {
         write_all('[', ']', elements, [&](const Json& element) { write(element); });
