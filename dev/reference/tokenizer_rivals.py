@@ -8,9 +8,9 @@ their ids.
 English text, source code and text of many languages are collected by english_corpus.py and mixed_corpus.py where no
 corpus is given. Each is encoded from memory with GPT-2's vocabulary and the splits of GPT-2, Llama 3 and Qwen. Figures are
 MB per second of processor time on one thread, as time passes on all, medians of --rounds in which the programs take turns;
-ratios are ours to theirs in the same round, `best` of the fastest of each. `cold`: the first encoding of a new tokenizer; `warm`: the second, beside our
-second. tiktoken has GPT-2's split alone; tokenizers, which is slow, encodes the first --slow-mb. What is not installed is
-left out. Ids that differ end with exit code 1.
+ratios are ours to theirs in the same round, `best` of the fastest of each. `cold`: the first encoding of a new tokenizer;
+`warm`: the second, beside our second. tiktoken has GPT-2's split alone; tokenizers, which is slow, encodes the first
+--slow-mb. What is not installed is left out. Ids that differ end with exit code 1.
 """
 import argparse
 import array

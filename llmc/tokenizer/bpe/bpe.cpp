@@ -20,7 +20,7 @@ struct Lanes {
         std::memcpy(&lanes.values, at, sizeof lanes.values);
         return lanes;
     }
-    friend Lanes min(Lanes a, Lanes b) { return {a.values < b.values ? a.values : b.values}; }
+    friend Lanes min(const Lanes& a, const Lanes& b) { return {a.values < b.values ? a.values : b.values}; }
     T least() const {
         if constexpr (count == 1) {
             return values[0];

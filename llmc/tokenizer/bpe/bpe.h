@@ -74,7 +74,7 @@ public:
 
 private:
     static constexpr std::uint32_t no_merge = 0xffffffff;
-    static constexpr int place_bits = 6;   // of the place of a part in a short piece
+    static constexpr int place_bits = 6;   // a place in a short piece takes so many
     static constexpr std::size_t short_piece = (1 << place_bits) - 2;
 
     // Returns the rank of two tokens' merge, or no_merge; the lowest is merged first. no_token merges with nothing.
