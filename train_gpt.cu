@@ -73,6 +73,15 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     write_run_record(real_files(), folder, record);
 }
 
+// Warns of records that a resumed run lacks, or has dropped.
+void warn_of_records(const Metrics& metrics, const std::string& folder, const std::string& checkpoint, int after_step,
+                     const Log& log) {
+    for (const std::string& warning : metrics.warnings()) log.warning("%s", warning.c_str());
+    if (folder.empty() || !checkpoint.starts_with(folder + "/") || metrics.recorded() >= after_step) return;
+    log.warning("%s/metrics.jsonl: no records of steps %d to %d, which the checkpoint comes after", folder.c_str(),
+                metrics.recorded() + 1, after_step);
+}
+
 int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Options options = asked.options;
     signals.leave_if_received();
@@ -110,7 +119,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     }
 
     // resume: state of the last checkpoint, and the run's records
-    const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, log);
+    const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, world, log);
     const std::string about_attention =
         settle_attention(stage, options.attention, state ? state->attention : AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
@@ -124,6 +133,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (server) metrics.show_to(*server);
     metrics.tell("start", told_start(arena, inputs.max_steps));
     const WarningListener listener([&metrics](const std::string& words) { metrics.tell("warning", words); });
+    warn_of_records(metrics, options.output_dir, inputs.checkpoint, state ? state->step : 0, log);
     if (const std::string folder = real_files().unsynced_folder(); !folder.empty()) {
         log.warning("%s: the file system cannot sync folders, so a loss of power may take the newest checkpoint's name",
                     folder.c_str());
@@ -182,10 +192,10 @@ bool is_repeated(const std::exception& error) {
 }   // namespace
 
 int main(int argc, char** argv) {
-    // must come before any library starts a thread
-    StopSignals* const signals = asks_for_steps(argc, argv) ? &take_stop_signals() : nullptr;
     std::string who;
     try {
+        // must come before any library starts a thread
+        StopSignals* const signals = asks_for_steps(argc, argv) ? &take_stop_signals() : nullptr;
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
         const Options& options = command_line.options;
         if (!command_line.print_and_exit.empty()) {

@@ -35,7 +35,7 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
         throw Error(ErrorKind::no_device,
                     text("no room for ", bytes, " bytes of ", name, ": the device has ", free_bytes, " of ",
                          total_bytes, " bytes free; held so far:\n", table()),
-                    kHowToSaveMemory);
+                    how_to_save_memory());
     }
     CUDA_CHECK(status);
     if (name_device_memory) name_device_memory(address, name.c_str());

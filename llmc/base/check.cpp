@@ -1,5 +1,17 @@
 #include "llmc/base/check.h"
 
+#include <sys/resource.h>
+
+std::string how_to_save_memory() {
+    std::string how =
+        "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
+    rlimit limit{};
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        how += text(" This process is limited to ", limit.rlim_cur >> 20, " MiB of address space (ulimit -v).");
+    }
+    return how;
+}
+
 void cuda_failed(cudaError_t status, const char* call, const char* file, int line) {
     bool no_device = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
     std::string message =
@@ -10,8 +22,11 @@ void cuda_failed(cudaError_t status, const char* call, const char* file, int lin
             "This build needs an NVIDIA GPU and its driver; `make DEVICE=cpu` builds for machines without one.");
     }
     if (status == cudaErrorMemoryAllocation) {
+        throw Error(ErrorKind::no_device, message, "The device has too little free memory. " + how_to_save_memory());
+    }
+    if (status == cudaErrorOperatingSystem) {
         throw Error(ErrorKind::no_device, message,
-                    std::string("The device has too little free memory. ") + kHowToSaveMemory);
+                    "If no thread can be started: raise the limits on processes (ulimit -u) and memory (ulimit -v).");
     }
     throw Error(ErrorKind::bug, message);
 }

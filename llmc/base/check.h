@@ -9,9 +9,8 @@
 #include "llmc/base/error.h"
 
 // Advice for a device with too little memory. (--recompute auto goes by the device's whole memory, not by what others
-// have left of it.)
-inline constexpr const char* kHowToSaveMemory =
-    "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
+// have left of it.) Names a limit of the process, too (ulimit -v), which is that of the memory where there is no GPU.
+std::string how_to_save_memory();
 
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 

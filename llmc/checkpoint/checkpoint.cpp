@@ -5,10 +5,10 @@
 #include <climits>
 #include <deque>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "llmc/base/error.h"
-#include "llmc/base/log.h"
 #include "llmc/io/hash.h"
 
 namespace {
@@ -18,6 +18,7 @@ constexpr int format_version = 3, format_version_of_64_bits = 2;
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr const char* removed_suffix = ".old";
+constexpr const char* damaged_suffix = ".damaged";
 constexpr char failed_share = '!';   // first byte of a failed rank's share(); other shares are JSON
 constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
 
@@ -226,8 +227,9 @@ void CheckpointWriter::commit(const std::vector<std::string>& shares) {
         files_.sync_folder(temporary_);
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
         const std::string replaced = final_path + removed_suffix;
-        const bool replaces = files_.exists(final_path);
-        if (replaces) {   // a damaged one, or the best one of a run that resumed before its step
+        // whatever has the name: the best one of a run that resumed before its step, a link that leads nowhere
+        const bool replaces = std::ranges::count(files_.list(folder_), checkpoint_name(step_)) > 0;
+        if (replaces) {
             files_.remove_all(replaced);
             files_.rename(final_path, replaced);
         }
@@ -316,23 +318,60 @@ std::string find_damage(const FileSystem& files, const std::string& path, Checkp
 }
 
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks,
+                                                 std::vector<PassedOver>& passed_over, const CheckpointRanks& ranks,
                                                  CheckpointUse use) {
-    std::vector<int> steps;
-    if (ranks.rank == 0) steps = list_checkpoints(files, folder);
+    // rank 0: names that are there now, for a run beside may save and prune
+    const auto listed = [&] { return ranks.rank == 0 ? list_checkpoints(files, folder) : std::vector<int>{}; };
+    std::set<int> seen;
     while (true) {
+        std::vector<int> steps = listed();
+        std::erase_if(steps, [&](int step) { return seen.contains(step); });
         const std::string name = ranks.gather(steps.empty() ? "" : checkpoint_name(steps.back()))[0];
         if (name.empty()) return std::nullopt;
         const std::string path = folder + "/" + name;
+        const int step = step_of(name).value();
         const std::string damage = find_damage(files, path, use, ranks);
-        if (damage.empty()) return FoundCheckpoint{step_of(name).value(), path};
-        skipped.push_back(damage);
-        if (!steps.empty()) steps.pop_back();
+        if (damage.empty()) return FoundCheckpoint{step, path};
+        seen.insert(step);
+        const bool is_there = !ranks.gather(std::ranges::count(listed(), step) > 0 ? "there" : "")[0].empty();
+        if (is_there) passed_over.push_back({step, damage});
     }
+}
+
+std::string read_while_there(const FileSystem& files, std::string path, const CheckpointRanks& ranks,
+                             const std::function<void(const std::string&)>& read,
+                             const std::function<std::string()>& next) {
+    while (true) {
+        std::exception_ptr failure;
+        try {
+            read(path);
+        } catch (const Error&) {
+            failure = std::current_exception();
+        }
+        const std::vector<std::string> gone = ranks.gather(failure && !files.exists(path) ? "gone" : "");
+        if (std::ranges::all_of(gone, &std::string::empty)) {
+            if (failure) std::rethrow_exception(failure);
+            return path;
+        }
+        path = next();
+    }
+}
+
+void warn_of(const std::vector<PassedOver>& passed_over, const Log& log) {
+    for (const PassedOver& one : passed_over) log.warning("checkpoint passed over: %s", one.damage.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Removing
+
+namespace {
+
+// Returns true for a checkpoint that stays however old it is.
+bool stays(std::int64_t step, const Retention& retention) {
+    return step == retention.origin || (retention.major_every > 0 && step % retention.major_every == 0);
+}
+
+}   // namespace
 
 void remove_checkpoint(FileSystem& files, const std::string& folder, int step) {
     const std::string path = folder + "/" + checkpoint_name(step), away = path + removed_suffix;
@@ -340,6 +379,19 @@ void remove_checkpoint(FileSystem& files, const std::string& folder, int step) {
     files.rename(path, away);
     files.sync_folder(folder);
     files.remove_all(away);
+}
+
+void set_aside(FileSystem& files, const std::string& folder, const std::vector<PassedOver>& passed_over,
+               const Log& log) {
+    for (const PassedOver& one : passed_over) {
+        const std::string name = checkpoint_name(one.step);
+        const std::vector<std::string> taken = files.list(folder);   // a link that leads nowhere counts
+        std::string aside = name + damaged_suffix;
+        for (int i = 2; std::ranges::count(taken, aside) > 0; i++) aside = text(name, damaged_suffix, "-", i);
+        files.rename(folder + "/" + name, folder + "/" + aside);
+        log.warning("checkpoint passed over, and renamed to %s: %s", aside.c_str(), one.damage.c_str());
+    }
+    if (!passed_over.empty()) files.sync_folder(folder);
 }
 
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder) {
@@ -356,21 +408,23 @@ std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const 
     return removed;
 }
 
-void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, int major_every) {
-    if (keep <= 0) return;
-    const std::vector<int> steps = list_checkpoints(files, folder);
-    const std::size_t older = steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep));
+void prune_checkpoints(FileSystem& files, const std::string& folder, int saved, const Retention& retention) {
+    if (retention.keep <= 0) return;
+    std::vector<int> steps = list_checkpoints(files, folder);
+    std::erase_if(steps, [&](int step) {
+        return step > saved || !files.exists(folder + "/" + checkpoint_name(step) + "/" + manifest_name);
+    });
+    const std::size_t older = steps.size() - std::min(steps.size(), static_cast<std::size_t>(retention.keep));
     for (std::size_t i = 0; i < older; i++) {
-        const bool major = major_every > 0 && steps[i] % major_every == 0;
-        if (!major) remove_checkpoint(files, folder, steps[i]);
+        if (!stays(steps[i], retention)) remove_checkpoint(files, folder, steps[i]);
     }
 }
 
-std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int last, int every, int keep,
-                                  int major_every) {
+std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int last, int every, const Retention& retention) {
+    const int after = retention.origin;
     const std::int64_t multiple = every > 0 ? every : INT_MAX;
     auto save_after = [&](std::int64_t step) { return std::min<std::int64_t>((step / multiple + 1) * multiple, last); };
-    if (keep <= 0)
+    if (retention.keep <= 0)
         return last <= after ? 0
                              : static_cast<std::uint64_t>(last / multiple - after / multiple + (last % multiple != 0));
     std::deque<std::int64_t> newest(saved.begin(), saved.end());
@@ -379,9 +433,8 @@ std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int 
         step = save_after(step);
         newest.push_back(step);
         most = std::max(most, ++held);
-        for (; newest.size() > static_cast<std::size_t>(keep); newest.pop_front()) {
-            const bool major = major_every > 0 && newest.front() % major_every == 0;
-            if (!major) held--;
+        for (; newest.size() > static_cast<std::size_t>(retention.keep); newest.pop_front()) {
+            if (!stays(newest.front(), retention)) held--;
         }
     }
     return most - saved.size();

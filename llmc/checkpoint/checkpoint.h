@@ -7,6 +7,7 @@
 //   DIR/step_00000014.tmp/        one being written, or left by a run that died while writing it
 //
 //   DIR/step_00000002.old/        one being removed, or left by a run that died while removing it
+//   DIR/step_00000021.damaged     one that did not verify when its run resumed; kept for its owner, read by nobody
 //
 // A folder gets its final name by one rename, after all its files are on the disk, and loses it by one rename before
 // any of them is removed; so a folder with that name is complete. The hashes tell whether its content is still what was
@@ -33,13 +34,15 @@
 #include <vector>
 
 #include "llmc/base/json.h"
+#include "llmc/base/log.h"
 #include "llmc/io/file.h"
 #include "llmc/io/safetensors.h"
 
 // Returns "step_00000007" for step 7.
 std::string checkpoint_name(int step);
 
-// Returns the steps of all complete checkpoints in `folder`, ascending; none if the folder does not exist.
+// Returns the steps of all entries of `folder` that have a checkpoint's name, ascending; none if the folder does not
+// exist. Whether they verify is not asked.
 std::vector<int> list_checkpoints(const FileSystem& files, const std::string& folder);
 
 // The ranks that write or read a checkpoint together; by default one process.
@@ -141,11 +144,32 @@ struct FoundCheckpoint {
     std::string path;
 };
 
-// Finds the newest checkpoint that verifies, among those that rank 0 sees; the same on all ranks. Adds a reason to
-// `skipped` for each one passed over. Collective.
+// An entry with a checkpoint's name that does not verify.
+struct PassedOver {
+    int step;
+    std::string damage;
+};
+
+// Finds the newest checkpoint that verifies, among those that rank 0 sees; the same on all ranks. Those newer than it
+// are added to `passed_over`. A run beside may save and prune meanwhile: what is gone is not damaged. Collective.
 std::optional<FoundCheckpoint> newest_checkpoint(const FileSystem& files, const std::string& folder,
-                                                 std::vector<std::string>& skipped, const CheckpointRanks& ranks = {},
+                                                 std::vector<PassedOver>& passed_over,
+                                                 const CheckpointRanks& ranks = {},
                                                  CheckpointUse use = CheckpointUse::resume);
+
+// Calls `read` with a checkpoint's path, on all ranks. Where it fails because the folder is gone, pruned by its run,
+// the path that `next` returns is read in its place. Returns the path that was read; throws what else `read` throws.
+// Collective, as `next` is.
+std::string read_while_there(const FileSystem& files, std::string path, const CheckpointRanks& ranks,
+                             const std::function<void(const std::string&)>& read,
+                             const std::function<std::string()>& next);
+
+void warn_of(const std::vector<PassedOver>& passed_over, const Log& log);
+
+// Warns of each, and renames it to step_00000021.damaged (.damaged-2 if that exists): nothing counts it as a checkpoint
+// from then on. Removes nothing. For the process that holds the run's lock.
+void set_aside(FileSystem& files, const std::string& folder, const std::vector<PassedOver>& passed_over,
+               const Log& log);
 
 // Renames the folder before it removes the content, so a folder with a checkpoint's name is always complete.
 void remove_checkpoint(FileSystem& files, const std::string& folder, int step);
@@ -153,11 +177,16 @@ void remove_checkpoint(FileSystem& files, const std::string& folder, int step);
 // Removes the folders left by unfinished writes and removals, and nothing else; returns their names.
 std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const std::string& folder);
 
-// Removes all checkpoints except the newest `keep` and those whose step is a multiple of `major_every`. `keep` 0: keeps
-// all; `major_every` 0: none are kept for their step.
-void prune_checkpoints(FileSystem& files, const std::string& folder, int keep, int major_every);
+struct Retention {
+    int keep = 0;          // newest ones that stay; 0: all
+    int major_every = 0;   // those whose step is a multiple stay too; 0: none for its step
+    int origin = 0;        // the one that the run resumed from stays: it is known to verify; 0: a fresh run
+};
 
-// Returns how many checkpoints a folder will hold at most beyond its `saved` ones. The run goes on after step `after`,
-// saves every `every` steps (0: not) and at step `last`, and prunes after each save.
-std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int after, int last, int every, int keep,
-                                  int major_every);
+// Removes checkpoints after that of step `saved` has been written, which stays. Entries without a manifest and later
+// steps are not this run's: they do not count, and are not removed.
+void prune_checkpoints(FileSystem& files, const std::string& folder, int saved, const Retention& retention);
+
+// Returns how many checkpoints a folder will hold at most beyond its `saved` ones. The run goes on after step
+// `retention.origin`, saves every `every` steps (0: not) and at step `last`, and prunes after each save.
+std::uint64_t checkpoints_to_come(const std::vector<int>& saved, int last, int every, const Retention& retention);

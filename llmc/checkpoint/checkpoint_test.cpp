@@ -27,10 +27,10 @@ void write_checkpoint(FileSystem& files, const std::string& folder, int step, co
 }
 
 std::optional<int> newest(const std::string& folder, std::string* why = nullptr) {
-    std::vector<std::string> skipped;
-    auto found = newest_checkpoint(real_files(), folder, skipped);
+    std::vector<PassedOver> passed_over;
+    auto found = newest_checkpoint(real_files(), folder, passed_over);
     if (why != nullptr) {
-        for (const std::string& reason : skipped) *why += reason + "\n";
+        for (const PassedOver& one : passed_over) *why += one.damage + "\n";
     }
     return found ? std::optional(found->step) : std::nullopt;
 }
@@ -121,6 +121,103 @@ TEST_CASE("checkpoint: hashes have 128 bits; those of older manifests, of 64, ar
         write_whole(real_files(), manifest, old);
         CHECK(newest(folder.path()).has_value() == right);
     }
+}
+
+TEST_CASE("checkpoint: what a resumed run passes over is set aside, and pruning takes nothing that is good") {
+    const std::pair<const char*, void (*)(const std::string&)> damages[] = {
+        {"a damaged file", [](const std::string& path) { std::filesystem::resize_file(path + "/state.bin", 1); }},
+        {"an empty folder",
+         [](const std::string& path) {
+             std::filesystem::remove_all(path);
+             std::filesystem::create_directory(path);
+         }},
+        {"a file",
+         [](const std::string& path) {
+             std::filesystem::remove_all(path);
+             write_whole(real_files(), path, "mine");
+         }},
+        {"a link that leads nowhere", [](const std::string& path) {
+             std::filesystem::remove_all(path);
+             std::filesystem::create_symlink("nowhere", path);
+         }}};
+    const Log silent(false);
+    for (const auto& [what, damage] : damages) {
+        for (int keep : {1, 2}) {
+            CAPTURE(what);
+            CAPTURE(keep);
+            TemporaryFolder folder;
+            for (int step : {20, 30, 40, 50}) write_checkpoint(real_files(), folder.path(), step, "state");
+            for (int step : {40, 50}) damage(folder / checkpoint_name(step));
+            std::vector<PassedOver> passed_over;
+            const auto found = newest_checkpoint(real_files(), folder.path(), passed_over);
+            REQUIRE(found);
+            CHECK(found->step == 30);
+            CHECK(passed_over.size() == 2);
+            set_aside(real_files(), folder.path(), passed_over, silent);
+            const std::vector<std::string> names = real_files().list(folder.path());
+            CHECK(std::ranges::count(names, "step_00000040.damaged") == 1);
+            CHECK(std::ranges::count(names, "step_00000050.damaged") == 1);
+            for (int step : {36, 40, 44}) {   // also where the damaged one was
+                write_checkpoint(real_files(), folder.path(), step, "new");
+                prune_checkpoints(real_files(), folder.path(), step, {keep, 0, 30});
+                CHECK(newest(folder.path()) == step);
+            }
+            CHECK(list_checkpoints(real_files(), folder.path()) ==
+                  (keep == 1 ? std::vector<int>{30, 44} : std::vector<int>{30, 40, 44}));
+
+            // and another of the same name
+            damage(folder / checkpoint_name(44));
+            real_files().rename(folder / checkpoint_name(44), folder / checkpoint_name(50));
+            set_aside(real_files(), folder.path(), {{50, "damage"}}, silent);
+            CHECK(std::ranges::count(real_files().list(folder.path()), "step_00000050.damaged-2") == 1);
+        }
+    }
+}
+
+TEST_CASE("checkpoint: entries that are no checkpoints, and later ones, do not count for pruning") {
+    TemporaryFolder folder;
+    for (int step : {10, 20, 30, 90}) write_checkpoint(real_files(), folder.path(), step, "state");
+    for (int step : {25, 80}) real_files().make_folders(folder / checkpoint_name(step));
+    prune_checkpoints(real_files(), folder.path(), 30, {2});
+    CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{20, 25, 30, 80, 90});
+}
+
+TEST_CASE("checkpoint: a link that leads nowhere is replaced where a checkpoint is due") {
+    TemporaryFolder folder;
+    std::filesystem::create_symlink("nowhere", folder / "step_00000014");
+    write_checkpoint(real_files(), folder.path(), 14, "state of 14");
+    CHECK(newest(folder.path()) == 14);
+    CHECK(real_files().list(folder.path()).size() == 1);
+}
+
+namespace {
+
+// A run beside: it saves step 50 and prunes step 40 when somebody opens a file of that.
+class PrunedBeside : public ForwardingFiles {
+public:
+    explicit PrunedBeside(std::string folder) : ForwardingFiles(real_files()), folder_(std::move(folder)) {}
+    std::unique_ptr<File> open(const std::string& path) const override {
+        if (path.find("step_00000040/state.bin") != std::string::npos) {
+            write_checkpoint(real_files(), folder_, 50, "state of 50");
+            prune_checkpoints(real_files(), folder_, 50, {1});
+        }
+        return inner_.open(path);
+    }
+
+private:
+    std::string folder_;
+};
+
+}   // namespace
+
+TEST_CASE("checkpoint: the newest is found while a run beside saves and prunes") {
+    TemporaryFolder folder;
+    for (int step : {30, 40}) write_checkpoint(real_files(), folder.path(), step, "state");
+    std::vector<PassedOver> passed_over;
+    const auto found = newest_checkpoint(PrunedBeside(folder.path()), folder.path(), passed_over);
+    REQUIRE(found);
+    CHECK(found->step == 50);
+    CHECK(passed_over.empty());
 }
 
 TEST_CASE("checkpoint: a copy under another name is not taken for that step") {
@@ -220,11 +317,13 @@ TEST_CASE("checkpoint: ranks that verify one together share its bytes, however t
 TEST_CASE("checkpoint: retention keeps the newest and the major ones") {
     TemporaryFolder folder;
     for (int step = 5; step <= 40; step += 5) write_checkpoint(real_files(), folder.path(), step, "state");
-    prune_checkpoints(real_files(), folder.path(), 0, 10);
+    prune_checkpoints(real_files(), folder.path(), 40, {0, 10});
     CHECK(list_checkpoints(real_files(), folder.path()).size() == 8);
-    prune_checkpoints(real_files(), folder.path(), 2, 20);
+    prune_checkpoints(real_files(), folder.path(), 40, {2, 20});
     CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{20, 35, 40});
-    prune_checkpoints(real_files(), folder.path(), 1, 0);
+    prune_checkpoints(real_files(), folder.path(), 40, {1, 0, 20});
+    CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{20, 40});
+    prune_checkpoints(real_files(), folder.path(), 40, {1});
     CHECK(list_checkpoints(real_files(), folder.path()) == std::vector<int>{40});
 }
 
@@ -239,19 +338,25 @@ TEST_CASE("checkpoint: how many more a folder will hold is what saving and pruni
                     for (int step : {1, 2, 4, 6, 9}) {
                         if (step <= after) saved.push_back(step);
                     }
-                    for (int step : saved) real_files().make_folders(folder / checkpoint_name(step));
+                    const Retention retention{keep, major, after};
+                    auto make = [&](int step) {
+                        const std::string path = folder / checkpoint_name(step);
+                        real_files().make_folders(path);
+                        real_files().create(path + "/manifest.json");
+                    };
+                    for (int step : saved) make(step);
                     std::size_t most = saved.size();
                     for (int step = after + 1; step <= 17; step++) {
                         if (step != 17 && (every == 0 || step % every != 0)) continue;
-                        real_files().make_folders(folder / checkpoint_name(step));
+                        make(step);
                         most = std::max(most, list_checkpoints(real_files(), folder.path()).size());
-                        prune_checkpoints(real_files(), folder.path(), keep, major);
+                        prune_checkpoints(real_files(), folder.path(), step, retention);
                     }
-                    CHECK(checkpoints_to_come(saved, after, 17, every, keep, major) == most - saved.size());
+                    CHECK(checkpoints_to_come(saved, 17, every, retention) == most - saved.size());
                 }
             }
         }
     }
-    CHECK(checkpoints_to_come({}, 0, 2000000000, 1, 0, 0) == 2000000000);
-    CHECK(checkpoints_to_come({3}, 3, 3, 1, 0, 0) == 0);
+    CHECK(checkpoints_to_come({}, 2000000000, 1, {}) == 2000000000);
+    CHECK(checkpoints_to_come({3}, 3, 1, {0, 0, 3}) == 0);
 }

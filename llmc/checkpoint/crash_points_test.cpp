@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int kWriters = 4, kUnits = 6;
-constexpr int kOldest = 3, kOld = 7, kNew = 14, kNext = 21;   // steps
+constexpr int kOldest = 3, kOld = 7, kNew = 14, kNext = 21, kDamaged = 30, kEmpty = 40;   // steps
 const std::string kFolder = "run";
 
 enum class Fault {
@@ -208,7 +208,7 @@ Saved save(SimulatedDisk& disk, int step, std::uint64_t seed, std::uint64_t at =
     result.told = writers[0]->outcome().empty();
     if (result.told) {
         try {
-            prune_checkpoints(files, kFolder, 1, 0);
+            prune_checkpoints(files, kFolder, step, {1});
         } catch (const std::exception&) {
             // the disk is checked below
         }
@@ -236,8 +236,8 @@ std::string judge(const FileSystem& disk, const FoundCheckpoint& found) {
 
 // Returns the damage on the disk after a save of step kNew; empty: none.
 std::string loss(SimulatedDisk& disk, const Saved& saved) {
-    std::vector<std::string> skipped;
-    const auto found = newest_checkpoint(disk, kFolder, skipped);
+    std::vector<PassedOver> passed_over;
+    const auto found = newest_checkpoint(disk, kFolder, passed_over);
     for (int step : list_checkpoints(disk, kFolder)) {
         const std::string damage = find_damage(disk, kFolder + "/" + checkpoint_name(step));
         if (!damage.empty()) return "damaged under its name: " + damage;
@@ -252,7 +252,7 @@ std::string loss(SimulatedDisk& disk, const Saved& saved) {
             std::string content = read_whole(disk, path);
             content[content.size() / 2] ^= 1;
             damaged->create(path)->write(bytes_of(content));
-            const auto other = newest_checkpoint(*damaged, kFolder, skipped);
+            const auto other = newest_checkpoint(*damaged, kFolder, passed_over);
             if (name != "manifest.json" && other && other->step == kNew) return name + " can change";
         }
     }
@@ -278,9 +278,9 @@ std::optional<std::string> try_all(std::uint64_t seed, std::uint64_t stride, Mut
             if (fault == Fault::power) disk = disk->after_power_loss(mix64(seed) + at);
             std::string wrong = loss(*disk, saved);
             if (wrong.empty() && mutation == Mutation::none) {   // and the run goes on
-                std::vector<std::string> skipped;
+                std::vector<PassedOver> passed_over;
                 save(*disk, kNext, seed + 1);
-                const auto next = newest_checkpoint(*disk, kFolder, skipped);
+                const auto next = newest_checkpoint(*disk, kFolder, passed_over);
                 if (!next || next->step != kNext || !judge(*disk, *next).empty()) wrong = "the next save is lost";
             }
             if (points) ++*points;
@@ -355,6 +355,69 @@ TEST_CASE("crash points: no operation can lose a run, nor the best state, where 
     remove_checkpoint(origin, kFolder + "/best", kNew);
     CHECK(judge(origin, {kNew, kFolder + "/" + checkpoint_name(kNew)}) == "");
     CHECK(origin.list(kFolder + "/best").empty());
+}
+
+namespace {
+
+// A run that resumes, saves step kNew, and prunes to one checkpoint.
+void resume_and_save(SimulatedDisk& disk) {
+    remove_unfinished_checkpoints(disk, kFolder);
+    std::vector<PassedOver> passed_over;
+    const auto found = newest_checkpoint(disk, kFolder, passed_over);
+    if (!found) return;   // nothing is touched: the disk is checked afterwards
+    set_aside(disk, kFolder, passed_over, Log(false));
+    if (found->step < kNew) save_alone(disk, kFolder, kNew, "");
+    prune_checkpoints(disk, kFolder, kNew, {1, 0, found->step});
+}
+
+// Returns what is lost of the run, empty: nothing. Its damaged checkpoints stay too, under one name or another.
+std::string loss_beside_damaged(const SimulatedDisk& disk, bool told) {
+    std::vector<PassedOver> passed_over;
+    const auto found = newest_checkpoint(disk, kFolder, passed_over);
+    if (!found) return "no checkpoint is left";
+    if (found->step != kNew && (found->step != kOld || told)) return text("step ", found->step, " is the newest");
+    if (const std::string wrong = judge(disk, *found); !wrong.empty()) return wrong;
+    int damaged = 0;
+    for (const std::string& name : disk.list(kFolder)) {
+        const bool is_one = name.starts_with(checkpoint_name(kDamaged)) || name.starts_with(checkpoint_name(kEmpty));
+        if (is_one && disk.exists(kFolder + "/" + name)) damaged++;
+    }
+    return damaged == 2 ? "" : "a damaged checkpoint is gone";
+}
+
+}   // namespace
+
+TEST_CASE("crash points: no operation of a run that resumes beside damaged checkpoints can lose a good one") {
+    SimulatedDisk origin;
+    origin.make_folders(kFolder + "/" + checkpoint_name(kEmpty));
+    origin.sync_folder("");
+    for (int step : {kOld, kDamaged}) save_alone(origin, kFolder, step, "");
+    origin.create(kFolder + "/" + checkpoint_name(kDamaged) + "/" + unit_name(1))->write(bytes_of("torn"));
+    std::uint64_t operations = UINT64_MAX;
+    for (std::uint64_t at = 0; at <= operations; at++) {
+        for (Fault fault : kFaults) {
+            CAPTURE(at);
+            CAPTURE(static_cast<int>(fault));
+            auto disk = origin.copy();
+            std::uint64_t begun = 0;
+            bool told = false;
+            disk->before = faults(begun, at, fault);
+            try {
+                resume_and_save(*disk);
+                told = true;
+                operations = std::min(operations, begun);
+            } catch (const std::exception&) {
+                // the disk is checked below
+            }
+            disk->before = nullptr;
+            if (fault == Fault::power) disk = disk->after_power_loss(mix64(at));
+            CHECK(loss_beside_damaged(*disk, told) == "");
+            resume_and_save(*disk);   // and the run goes on
+            CHECK(loss_beside_damaged(*disk, true) == "");
+            CHECK(list_checkpoints(*disk, kFolder).back() == kNew);
+        }
+    }
+    CHECK(operations > 30);
 }
 
 TEST_CASE("crash points: no operation of a save by four writers can lose a run") { check_crash_points(5, 1, 1000); }

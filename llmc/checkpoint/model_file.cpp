@@ -12,14 +12,14 @@ namespace {
 // Returns the path of the newest checkpoint of a run whose model verifies.
 std::string newest_model(const FileSystem& files, const std::string& run, const Log& log, const CheckpointRanks& ranks,
                          CheckpointUse use) {
-    std::vector<std::string> skipped;
-    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, skipped, ranks, use);
-    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
+    std::vector<PassedOver> passed_over;
+    const std::optional<FoundCheckpoint> found = newest_checkpoint(files, run, passed_over, ranks, use);
+    warn_of(passed_over, log);
     if (found) return found->path;
     throw Error(
         ErrorKind::bad_data,
         text("--model ", run, ": this folder holds no config.json and no checkpoint",
-             skipped.empty() ? "" : " that can be used"),
+             passed_over.empty() ? "" : " that can be used"),
         "Give a Hugging Face folder, a checkpoint (step_...), or the output folder of a run that has saved one.");
 }
 
@@ -64,12 +64,22 @@ std::unique_ptr<WeightSource> find_weights(const FileSystem& files, std::string&
                     "Give a checkpoint of a run with --ema.");
     }
     const bool is_run = files.exists(model + "/.") && !files.exists(model + "/config.json");
+    const auto open = [&](const std::string& path) {
+        return state.empty() ? open_weights(files, path, ignored) : open_saved_state(files, path, state);
+    };
     if (ranks.gather(is_run ? "a run" : "")[0] == "a run") {
-        model = newest_model(files, model, log, ranks, state.empty() ? CheckpointUse::model : CheckpointUse::resume);
-    } else if (const std::string damage = find_damage(files, model, CheckpointUse::any_model, ranks); !damage.empty()) {
+        const auto newest = [&, run = model] {
+            return newest_model(files, run, log, ranks, state.empty() ? CheckpointUse::model : CheckpointUse::resume);
+        };
+        std::unique_ptr<WeightSource> weights;
+        model = read_while_there(
+            files, newest(), ranks, [&](const std::string& path) { weights = open(path); }, newest);
+        return weights;
+    }
+    if (const std::string damage = find_damage(files, model, CheckpointUse::any_model, ranks); !damage.empty()) {
         throw Error(ErrorKind::bad_data, "--model: " + damage, "Restore it from a copy, or take another one.");
     }
-    return state.empty() ? open_weights(files, model, ignored) : open_saved_state(files, model, state);
+    return open(model);
 }
 
 std::string tokenizer_of_model(const FileSystem& files, const std::string& model, const std::string& requested) {

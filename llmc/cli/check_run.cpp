@@ -216,15 +216,18 @@ std::string RunCheck::check_disk() const {
     std::size_t best = list_checkpoints(real_files(), folder + "/" + kBestFolder).size();
     if (options_.overwrite) {
         for (int step : saved) {
-            for (const auto& file : std::filesystem::directory_iterator(folder + "/" + checkpoint_name(step))) {
+            std::error_code not_a_folder;
+            for (const auto& file :
+                 std::filesystem::directory_iterator(folder + "/" + checkpoint_name(step), not_a_folder)) {
                 room.free_bytes += file.file_size();
             }
         }
         saved.clear();
         best = 0;
     }
-    std::uint64_t more = checkpoints_to_come(saved, after_step_, last_step(), options_.checkpoint_every,
-                                             options_.keep_checkpoints, options_.major_checkpoint_every);
+    std::erase_if(saved, [this](int step) { return step > after_step_; });   // damaged: set aside when the run resumes
+    std::uint64_t more = checkpoints_to_come(saved, last_step(), options_.checkpoint_every,
+                                             {options_.keep_checkpoints, options_.major_checkpoint_every, after_step_});
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
     const int replicas = options_.local.every > 0 ? replica_of(world_.mesh(), world_.at()).replicas : 1;
     const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config),
@@ -282,7 +285,7 @@ bool RunCheck::check_memory() {
         }
         words += text(", of ", gibibytes(static_cast<double>(free_bytes)), " free");
         if (together <= free_bytes) return words;
-        throw Error(ErrorKind::no_device, text(words, ":\n", table), kHowToSaveMemory);
+        throw Error(ErrorKind::no_device, text(words, ":\n", table), how_to_save_memory());
     });
 }
 
@@ -324,9 +327,9 @@ std::string RunCheck::time_steps() {
     start_weights(parts.stage.parameters(), parts.stage.router_bias(), model_.weights.get(), options_.seed,
                   stream_.get());
     Step& step = parts.make_step(options_, arena);
-    const RunInputs inputs{{.config = model_.config}, nullptr,    checkpoint_, std::move(val_tokens_),
-                           std::move(*train_tokens_), max_steps_, data_};
-    const std::optional<RunState> state = resume(inputs, requested_.recorded, options_, step, log_);
+    RunInputs inputs{{.config = model_.config}, nullptr,    checkpoint_, std::move(val_tokens_),
+                     std::move(*train_tokens_), max_steps_, data_};
+    const std::optional<RunState> state = resume(inputs, requested_.recorded, options_, step, world_, log_);
     const std::string about =
         settle_attention(parts.stage, options_.attention, state ? state->attention : AttentionKind::auto_, world_);
     if (!about.empty()) log_.warning("%s", about.c_str());

@@ -124,7 +124,7 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     string("--seq-len-schedule", o.seq_len_schedule,
            "shorter sequences from some steps on, as in 1:256,2000:512,4000:1024: those of --seq-len tokens are cut in "
            "place, so that steps keep their tokens; validation does not cut them");
-    number("--total-batch,-d", o.total_batch, -1, std::int64_t{1} << 40,
+    number("--total-batch,-d", o.total_batch, -1, kMostTokensOfStep,
            "tokens per step, a multiple of B*T; -1 or 0: B*T, no accumulation");
     string("--batch-schedule", o.batch_schedule,
            "tokens per step from later steps on, as in 1000:65536,5000:131072; before them --total-batch");
@@ -146,7 +146,7 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--lr,-l", o.lr, 0, 10, "highest learning rate");
     choice("--lr-scaling", o.lr_scaling,
            "how learning rates follow the batch of a step, k times that of --lr-batch: times k, sqrt(k) or 1");
-    number("--lr-batch", o.lr_batch, 0, std::int64_t{1} << 40,
+    number("--lr-batch", o.lr_batch, 0, kMostTokensOfStep,
            "tokens of a step for which --lr and --muon-lr are given; 0: those of the first step");
     number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises: lr step / warmup");
     number("--final-lr-frac,-q", o.final_lr_frac, 0, 1,
@@ -238,8 +238,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "terminal shows each step, in place");
     number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
            "save every this many steps; in any case after the last one, and where the run is cut short");
-    number("--keep-checkpoints", o.keep_checkpoints, 0, kMost,
-           "the newest so many of --checkpoint-every, llm.c's -nk; 0: all")
+    number(
+        "--keep-checkpoints", o.keep_checkpoints, 0, kMost,
+        "keep only the N newest periodic checkpoints, and the one that the run resumed from, llm.c's -nk; 0: keep all")
         .llmc("-nk");
     number("--major-checkpoint-every", o.major_checkpoint_every, 0, kMost,
            "checkpoints of every this many steps are kept for good, llm.c's -nm")

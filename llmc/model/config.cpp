@@ -7,6 +7,7 @@
 
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
+#include "llmc/base/log.h"
 #include "llmc/kernels/attention/attention.h"
 
 namespace {
@@ -273,10 +274,30 @@ static std::string mlps_of_experts() {
     return names;
 }
 
+// Sizes up to which products of them, the bytes of their tensors and sums of these fit into 64 bits.
+static constexpr std::int64_t kMostOfSize = 1 << 24;
+static constexpr double kMostParameters = 1e16;
+static constexpr std::int64_t kMostExperts = 1 << 20;   // in all layers: each has tensors of its own
+
+// Returns the number of parameters without that of norms and biases.
+static double most_parameters(const ModelConfig& c) {
+    const auto C = static_cast<double>(c.channels), q = static_cast<double>(c.heads * c.head_size());
+    const std::int64_t width = c.experts == 0 ? c.mlp_width() : c.expert_width();
+    const double mlps = static_cast<double>(c.hidden_width(width) + width) *
+                        static_cast<double>(c.experts == 0 ? 1 : c.experts + c.shared_experts);
+    return static_cast<double>(c.layers) * C * (static_cast<double>(c.qkv_width()) + q + mlps) +
+           C * static_cast<double>(2 * c.padded_vocab_size + c.max_seq_len);
+}
+
 void check_model_config(const ModelConfig& c) {
     auto require = [&](bool holds, const std::string& found, const std::string& hint) {
         if (!holds) throw Error(ErrorKind::usage, "not a model: " + found, hint);
     };
+    for (const ModelField& field : model_fields()) {
+        if (!field.whole || !field.is_number()) continue;
+        require(field.get(c) <= kMostOfSize, text("--", field.name, " ", field.value_of(c)),
+                text("It must be at most ", kMostOfSize, "."));
+    }
     require(c.layers > 0, text(c.layers, " layers"), "--layers must be at least 1.");
     require(c.heads > 0, text(c.heads, " heads"), "--heads must be at least 1.");
     require(c.channels > 0, text(c.channels, " channels"), "--channels must be at least 1.");
@@ -337,6 +358,10 @@ void check_model_config(const ModelConfig& c) {
     require(c.padded_vocab_size >= c.vocab_size && c.padded_vocab_size % vocab_padding == 0,
             text("a vocabulary of ", c.vocab_size, " padded to ", c.padded_vocab_size),
             "The padded vocabulary is the vocabulary rounded up to a multiple of 128.");
+    require(c.layers * c.experts <= kMostExperts, text(c.layers, " layers of ", c.experts, " experts"),
+            text("It may have at most ", kMostExperts, " experts in all its layers."));
+    require(most_parameters(c) <= kMostParameters, formatted("about %.3g parameters", most_parameters(c)),
+            formatted("It may have at most %.3g: give smaller sizes.", kMostParameters));
 }
 
 double layer_flops_per_token(const ModelConfig& c, std::int64_t seq_len) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <sstream>
 
@@ -79,9 +80,12 @@ private:
         for (std::size_t i = 0; i < most_unknown; i++) {
             std::optional<Socket> socket = listener_.accept(0);
             if (!socket) {
-                // no more connections, or no descriptor is left
-                if ((errno != EMFILE && errno != ENFILE) || !drop_oldest_unknown()) return;
-                continue;
+                if (errno != EMFILE && errno != ENFILE) return;   // no more connections
+                if (drop_oldest_unknown()) continue;
+                throw Error(ErrorKind::no_device,
+                            text("no rank can join rank 0: ", std::strerror(EMFILE),
+                                 " (ulimit -n); these have not: ", missing()),
+                            "Raise the limit on open files: rank 0 needs a few for each rank.");
             }
             if (std::ranges::count_if(pending_, is_unknown) >= std::ptrdiff_t{most_unknown}) drop_oldest_unknown();
             pending_.push_back({std::move(*socket)});

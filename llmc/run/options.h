@@ -55,6 +55,8 @@ struct PlanOptions {
 enum class WhichWeights : std::uint8_t { model, ema };
 inline const char* state_of(WhichWeights weights) { return weights == WhichWeights::ema ? "ema" : ""; }
 
+inline constexpr std::int64_t kMostTokensOfStep = std::int64_t{1} << 40;
+
 struct Options : OptimizerOptions {
     // data
     std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern, or PATTERN:WEIGHT,... (mixture.h)

@@ -86,17 +86,18 @@ std::string find_branch(const Options& options, World& world, const Log& log) {
     while (from.size() > 1 && from.ends_with('/')) from.pop_back();
     if (from.empty()) return "";
     const CheckpointRanks ranks = ranks_of(world);
-    std::vector<std::string> skipped;   // reasons; later the error of this option
+    std::string damage;
     if (ranks.gather(real_files().exists(from + "/run.json") ? "one" : "")[0] == "one") {
-        skipped.push_back(find_damage(real_files(), from, CheckpointUse::resume, ranks));
+        damage = find_damage(real_files(), from, CheckpointUse::resume, ranks);
     } else {
-        const auto found = newest_checkpoint(real_files(), from, skipped, ranks);
-        for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
-        skipped = {found ? "" : "there is no checkpoint in it that can be used"};
+        std::vector<PassedOver> passed_over;
+        const auto found = newest_checkpoint(real_files(), from, passed_over, ranks);
+        warn_of(passed_over, log);
+        if (!found) damage = "there is no checkpoint in it that can be used";
         if (found) from = found->path;
     }
-    if (!skipped.front().empty()) {
-        throw Error(ErrorKind::bad_data, text("--branch-from ", options.branch_from, ": ", skipped.front()),
+    if (!damage.empty()) {
+        throw Error(ErrorKind::bad_data, text("--branch-from ", options.branch_from, ": ", damage),
                     "Give a checkpoint (step_...) of a run, or its output folder.");
     }
     log.line("branching off from %s", from.c_str());
@@ -162,11 +163,16 @@ std::string find_checkpoint(const Options& options, World& world, const Log& log
         }
     }
     if (options.overwrite) return find_branch(options, world, log);
-    std::vector<std::string> skipped;
-    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, skipped, ranks_of(world));
-    for (const std::string& reason : skipped) log.warning("checkpoint passed over: %s", reason.c_str());
-    if (!found && !saved.empty()) {
-        throw Error(ErrorKind::bad_data, text("--resume: no checkpoint in ", folder, " can be used: ", skipped.front()),
+    std::vector<PassedOver> passed_over;
+    std::optional<FoundCheckpoint> found = newest_checkpoint(real_files(), folder, passed_over, ranks_of(world));
+    if (!found || !clears_away || !world.is_first()) {
+        warn_of(passed_over, log);
+    } else {
+        set_aside(real_files(), folder, passed_over, log);
+    }
+    if (!found && !passed_over.empty()) {
+        throw Error(ErrorKind::bad_data,
+                    text("--resume: no checkpoint in ", folder, " can be used: ", passed_over.front().damage),
                     "Restore one from a copy, or start afresh in another folder.");
     }
     if (!found && !options.branch_from.empty()) return find_branch(options, world, log);
@@ -249,11 +255,16 @@ std::uint64_t check_data(const Options& options, const ModelConfig& config, cons
     return hashes ? not_hashed : 0;
 }
 
-std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
-                               const Options& options, Step& step, const Log& log) {
+std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>& recorded, const Options& options,
+                               Step& step, World& world, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
-    const RunState state = load_training_state(real_files(), inputs.checkpoint, tensors_of(step), step.stage().stream(),
-                                               options.optimizer, options.reset_optimizer);
+    RunState state;
+    const auto load = [&](const std::string& checkpoint) {
+        state = load_training_state(real_files(), checkpoint, tensors_of(step), step.stage().stream(),
+                                    options.optimizer, options.reset_optimizer);
+    };
+    inputs.checkpoint = read_while_there(real_files(), inputs.checkpoint, ranks_of(world), load,
+                                         [&] { return find_checkpoint(options, world, log, false); });
     check_same_run(state, recorded, options, inputs);
     const bool kept = holds_state(real_files(), inputs.checkpoint, step.stage().table(), kDelayedGradient);
     if (kept && (options.staleness == 0 || options.reset_optimizer)) {

@@ -73,9 +73,9 @@ NamedPatterns named_patterns(const std::string& option, const std::string& list)
 NamedPatterns data_of_run(const Options& options);
 
 // Restores model and optimizer from the checkpoint to continue from, and returns the rest of its state; none: a fresh
-// start.
-std::optional<RunState> resume(const RunInputs& inputs, const std::optional<RunRecord>& recorded,
-                               const Options& options, Step& step, const Log& log);
+// start. A checkpoint of --branch-from that its run has pruned since is replaced by that run's next. Collective.
+std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>& recorded, const Options& options,
+                               Step& step, World& world, const Log& log);
 
 // Returns the number of steps: --max-steps, or one epoch. Throws Error(usage) if that is less than one step or less
 // than --warmup.

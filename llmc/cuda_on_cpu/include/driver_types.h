@@ -25,6 +25,7 @@
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                             \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                    \
     X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")         \
+    X(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS")                    \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                           \
     X(cudaErrorNotReady, 600, "device not ready")                                                               \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                 \

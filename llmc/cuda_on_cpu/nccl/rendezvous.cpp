@@ -238,6 +238,10 @@ Descriptor Comers::next(void* greeting, double deadline) {
         if (poll(waiting.data(), waiting.size(), static_cast<int>(std::min(left, 60.0) * 1e3) + 1) <= 0) continue;
         for (const Descriptor& socket : listener_.sockets) {
             const int accepted = accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC);
+            if (accepted < 0 && (errno == EMFILE || errno == ENFILE)) {   // poll() would find the same comer again
+                if (comers_.empty()) fail_with_errno("cannot accept a connection");
+                comers_.pop_front();
+            }
             if (accepted < 0) continue;
             comers_.push_back({Descriptor(accepted)});
             if (comers_.size() > most) comers_.pop_front();
@@ -329,9 +333,16 @@ void serve_rendezvous_on(Listener listener) {
     std::size_t present = 0;
     double deadline = now_seconds() + 24 * 3600;   // until the first rank comes and says how long it waits
     Comers comers(listener, sizeof(Introduction));
+    const auto next = [&](Introduction& hello) {
+        try {
+            return comers.next(&hello, deadline);
+        } catch (const std::runtime_error&) {   // no descriptor is left: the others are missing
+            return Descriptor();
+        }
+    };
     while (table.empty() || present < table.size()) {
         Introduction hello;
-        Descriptor connection = comers.next(&hello, deadline);
+        Descriptor connection = next(hello);
         if (connection.get() < 0) break;
         if (hello.ranks <= 0 || hello.rank < 0 || hello.rank >= hello.ranks) continue;
         if (table.empty()) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
@@ -239,7 +240,11 @@ bool Device::run_step(CUstream_st::Queued& queued) {
         }
     } catch (const std::exception& exception) {   // a GPU has no exceptions: the waiting call returns an error
         const bool no_memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
-        fault_of_operation(no_memory ? cudaErrorMemoryAllocation : cudaErrorUnknown, exception.what());
+        const bool no_thread = dynamic_cast<const std::system_error*>(&exception) != nullptr;
+        fault_of_operation(no_memory   ? cudaErrorMemoryAllocation
+                           : no_thread ? cudaErrorOperatingSystem
+                                       : cudaErrorUnknown,
+                           exception.what());
     }
     in_step_ = false;
     if (memory.open_count() != open_count) memory.restore_open_count(open_count);

@@ -128,13 +128,16 @@ TEST_CASE("reshard: a folder is verified once, by all ranks together, and one da
             std::atomic<std::uint64_t> read = 0;
             on_ranks(ranks, [&](TestRank& me) {
                 WatchedFiles files;
-                std::vector<std::string> skipped;
+                std::vector<PassedOver> passed_over;
                 const auto found = newest_checkpoint(
-                    files, parent, skipped,
+                    files, parent, passed_over,
                     {me.rank(), ranks, [&](const std::string& own) { return me.world.gather_text(own); }});
                 me.require(found.has_value() == (damaged[0] == '\0'), "found another checkpoint");
-                me.require(skipped.size() == (damaged[0] ? 1 : 0), skipped.size(), " passed over");
-                if (damaged[0]) me.require(skipped[0].find(damaged) != std::string::npos, skipped[0]);
+                me.require(passed_over.size() == (damaged[0] ? 1 : 0), passed_over.size(), " passed over");
+                if (damaged[0]) {
+                    const std::string& why = passed_over[0].damage;
+                    me.require(why.find(damaged) != std::string::npos, why);
+                }
                 read += files.all_bytes;
             });
             if (damaged[0]) write_whole(real_files(), file, content);

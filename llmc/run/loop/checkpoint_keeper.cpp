@@ -23,7 +23,7 @@ void CheckpointKeeper::save(const RunState& state) {
     if (folder_.empty()) return;
     finish_save();
     if (saved_step_ == state.step || (best_step_ == state.step && link_best(state))) return;
-    begin_save(folder_, state, [this] { remove_older(); });
+    begin_save(folder_, state, [this, step = state.step] { remove_older(step); });
 }
 
 // Removes the old best state last, so that the folder always has one.
@@ -37,8 +37,9 @@ void CheckpointKeeper::save_best(const RunState& state) {
     });
 }
 
-void CheckpointKeeper::remove_older() {
-    prune_checkpoints(parts_.files, folder_, parts_.options.keep_checkpoints, parts_.options.major_checkpoint_every);
+void CheckpointKeeper::remove_older(int saved) {
+    prune_checkpoints(parts_.files, folder_, saved,
+                      {parts_.options.keep_checkpoints, parts_.options.major_checkpoint_every, origin_});
 }
 
 // Links the best state's files as this step's checkpoint; the first rank does it.
@@ -55,7 +56,7 @@ bool CheckpointKeeper::link_best(const RunState& state) {
             failure = error.what();
         }
         try {
-            if (failure.empty()) remove_older();
+            if (failure.empty()) remove_older(state.step);
         } catch (const std::exception& error) {
             parts_.log.warning("older checkpoints could not be removed: %s", error.what());
         }
@@ -123,7 +124,7 @@ void CheckpointKeeper::settle() {
 
 std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
     finish_save();
-    std::vector<std::string> skipped;
+    std::vector<PassedOver> passed_over;
     std::optional<Communicator::LocalWork> work;   // each rank hashes its share in its own time
     const auto gather = [&](const std::string& own) {
         work.reset();
@@ -132,8 +133,8 @@ std::optional<FoundCheckpoint> CheckpointKeeper::newest() {
         return by_rank;
     };
     const auto found =
-        newest_checkpoint(parts_.files, folder_, skipped, {agreement_.rank(), agreement_.ranks(), gather});
-    for (const std::string& reason : skipped) parts_.log.warning("checkpoint passed over: %s", reason.c_str());
+        newest_checkpoint(parts_.files, folder_, passed_over, {agreement_.rank(), agreement_.ranks(), gather});
+    if (agreement_.rank() == 0 && found) set_aside(parts_.files, folder_, passed_over, parts_.log);
     return found;
 }
 

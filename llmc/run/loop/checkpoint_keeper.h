@@ -25,7 +25,7 @@ public:
 
     // Allocates host memory now, because it takes time, and must not fail after the last step.
     void prepare();
-    void went_back_to(int step) { saved_step_ = step, best_step_ = 0; }   // the state is that of a checkpoint
+    void went_back_to(int step) { saved_step_ = origin_ = step, best_step_ = 0; }   // the state is that of a checkpoint
 
     // Saves the state, if there is an output folder, unless its step is saved already. Links the files of the best
     // state if that is of this step. Each first waits for the active save.
@@ -37,7 +37,7 @@ public:
     void finish_save();   // waits for the active save, and reports its outcome
     void settle();        // at the run's end: waits for the active save; throws if the last one failed
 
-    // Waits for the active save, and returns the newest checkpoint that verifies; warns of those passed over.
+    // Waits for the active save, and returns the newest checkpoint that verifies; sets aside those passed over.
     std::optional<FoundCheckpoint> newest();
     RunState load(const FoundCheckpoint& checkpoint);
 
@@ -45,7 +45,7 @@ public:
 
 private:
     bool link_best(const RunState& state);   // false: failed
-    void remove_older();
+    void remove_older(int saved);
     // Starts a save, which then calls `afterwards` on the first rank. No other save may be active.
     void begin_save(const std::string& folder, const RunState& state, std::function<void()> afterwards);
 
@@ -59,5 +59,6 @@ private:
     std::string save_folder_;                // its folder
     std::exception_ptr save_failure_;        // error of the last save
     int saved_step_ = 0;                     // last step that is in a checkpoint
+    int origin_ = 0;                         // the checkpoint that the state was read from
     int best_step_ = 0;                      // last step that this start saved as the best
 };

@@ -1,6 +1,7 @@
 #include "llmc/run/metrics/metrics.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -8,6 +9,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/base/printable.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/run/metrics/metrics_server.h"
 
@@ -19,16 +21,29 @@ void write_line(File* file, const std::string& line) {
     if (file != nullptr) file->write(bytes_of(line + "\n"));
 }
 
-// Keeps the whole lines of `path` for which `keep` returns true.
-void filter_lines(FileSystem& files, const std::string& path, const std::function<bool(const std::string&)>& keep) {
-    if (!files.exists(path)) return;
+// Keeps the whole lines of `path` for which `keep` returns true. Returns a warning of those without a step that a run
+// can have; empty: there is none.
+std::string filter_lines(FileSystem& files, const std::string& path,
+                         const std::function<bool(int step, const std::string& rest)>& keep) {
+    if (!files.exists(path)) return "";
     const std::string content = read_whole(files, path);
-    std::string kept;
+    std::string kept, first_wrong;
+    int wrong = 0;
     for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        std::string line = content.substr(begin, end - begin);
-        if (keep(line)) kept += line + "\n";
+        const std::string line = content.substr(begin, end - begin);
+        const std::size_t digits = line.find(':') + 1;   // the lines of both logs begin with their step
+        int step = 0;
+        const auto [rest, code] = std::from_chars(line.data() + digits, line.data() + line.size(), step);
+        if (digits == 0 || code != std::errc{} || step < 0) {
+            if (wrong++ == 0) first_wrong = printable(line.substr(0, 80));
+        } else if (keep(step, std::string(rest, line.data() + line.size()))) {
+            kept += line + "\n";
+        }
     }
     if (kept != content) write_whole(files, path, kept);
+    return wrong == 0
+               ? ""
+               : text(path, ": dropped ", wrong, " line(s) that no step of a run writes, the first: ", first_wrong);
 }
 
 constexpr const char *by_sum = "_sum", *of_perplexity = "_perplexity";   // behind the name of an evaluation
@@ -59,21 +74,19 @@ struct KeptUpTo {
     }
 };
 
-// The lines of both logs begin with their step.
-bool keeps_metrics_line(const std::string& line, const KeptUpTo& kept) {
-    int step = 0;
+// `rest`: what follows the line's step.
+bool keeps_metrics_line(int step, const std::string& rest, const KeptUpTo& kept) {
     char key[32] = "";
-    if (std::sscanf(line.c_str(), "{\"step\":%d,\"%31[a-z_]", &step, key) != 2) return false;
+    if (std::sscanf(rest.c_str(), ",\"%31[a-z_]", key) != 1) return false;
     if (std::string(key) == "rewind_from") return step < kept.step || (step == kept.step && kept.rewinds);
     return kept.holds(step, key);
 }
-bool keeps_main_log_line(const std::string& line, const KeptUpTo& kept) {
-    int step = 0;
+bool keeps_main_log_line(int step, const std::string& rest, const KeptUpTo& kept) {
     char kind[5] = "";
-    if (std::sscanf(line.c_str(), "s:%d %4[a-z]", &step, kind) != 2) return false;
+    if (std::sscanf(rest.c_str(), " %4[a-z]", kind) != 1) return false;
     if (std::string(kind) == "tel") return kept.holds(step, StepPhase::validation);
     if (std::string(kind) == "eval") return kept.holds(step, StepPhase::evaluation);
-    return kept.holds(step + 1);   // main.log counts from 0
+    return step < kept.step;   // main.log counts from 0
 }
 
 // Load of a mixture of experts, with the names used in metrics.jsonl and the event file.
@@ -163,8 +176,20 @@ void Metrics::open(int last_step, StepPhase next, bool keep_rewinds) {
         files_->create(metrics);
         files_->create(main_log);
     } else {
-        filter_lines(*files_, metrics, [&](const std::string& line) { return keeps_metrics_line(line, kept); });
-        filter_lines(*files_, main_log, [&](const std::string& line) { return keeps_main_log_line(line, kept); });
+        int recorded = 0;   // the last step with a loss
+        const auto keeps_metrics = [&](int step, const std::string& rest) {
+            if (!keeps_metrics_line(step, rest, kept)) return false;
+            if (rest.starts_with(",\"loss\"")) recorded = std::max(recorded, step);
+            return true;
+        };
+        const auto keeps_main_log = [&](int step, const std::string& rest) {
+            return keeps_main_log_line(step, rest, kept);
+        };
+        for (std::string warning :
+             {filter_lines(*files_, metrics, keeps_metrics), filter_lines(*files_, main_log, keeps_main_log)}) {
+            if (!warning.empty()) warnings_.push_back(std::move(warning));
+        }
+        recorded_ = recorded;
     }
     metrics_ = files_->append(metrics);
     main_log_ = files_->append(main_log);

@@ -95,6 +95,11 @@ public:
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
     void rewind(const RewindRecord& record, StepPhase next);
 
+    // What of a resumed run's records was dropped though no step of a run writes it, in words.
+    const std::vector<std::string>& warnings() const { return warnings_; }
+    // The last step whose loss was recorded when the records were opened; 0: none, or a fresh run.
+    int recorded() const { return recorded_; }
+
     // Shows every later line of metrics.jsonl to a server too, also where none is written.
     void show_to(MetricsServer& server) { server_ = &server; }
 
@@ -118,7 +123,8 @@ private:
     std::optional<EventFile> events_;
     std::optional<RunLog> told_;
     MetricsServer* server_ = nullptr;
-    int step_ = 0;
+    int step_ = 0, recorded_ = 0;
+    std::vector<std::string> warnings_;
 };
 
 std::string to_json(const StepRecord& record);

@@ -70,8 +70,8 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         Step step(model, {}, me.arena, groups_of(me));
         std::vector<std::unique_ptr<Evaluation>> evaluations;
         evaluations.push_back(std::make_unique<Evaluation>(step, questions(20)));
-        std::vector<std::string> skipped;
-        const auto found = newest_checkpoint(real_files(), output, skipped);
+        std::vector<PassedOver> passed_over;
+        const auto found = newest_checkpoint(real_files(), output, passed_over);
         RunState state;
         if (found) state = load_training_state(real_files(), found->path, tensors_of(step), me.stream);
         TellingFiles files(real_files(), [&] { tell(signals); });
