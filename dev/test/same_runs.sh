@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Shows whether a change of the code changed what is trained, saved, written or measured, or what devices are given to do:
 # 75 fixed runs in each precision, and six uses of three of their models. FOLDER gets of each run the metrics without times
-# and memory, and a hash of every file of its checkpoints; of each generation its text, of each evaluation what it printed:
+# and memory, its samples, and a hash of every file of its checkpoints; of each generation its text, of each evaluation what
+# it printed:
 #
 #   dev/test/same_runs.sh /tmp/before [BUILD]   # the build before the change (a folder such as ../old/build)
 #   dev/test/same_runs.sh /tmp/after            # the build after it, on the same machine
@@ -35,8 +36,10 @@ done >"$work/questions.jsonl"
     exit 70
 
 saved() {   # OUTPUT-FOLDER: what is left of a run, without what two equal runs do not share
-    without_times_or_memory "$1/metrics.jsonl" >"$folder/${1##*/}.jsonl" &&
-        (cd "$1" && sha256sum step_*/*) >"$folder/${1##*/}.checkpoints"
+    local to=$folder/${1##*/}
+    awk '/^generating/ { fences = 2 } fences > 0; /^---$/ { fences-- }' "$1.log" >"$to.samples"
+    [ -s "$to.samples" ] || rm "$to.samples"
+    without_times_or_memory "$1/metrics.jsonl" >"$to.jsonl" && (cd "$1" && sha256sum step_*/*) >"$to.checkpoints"
 }
 of_all=(--train-data "$work/data/*train*.bin" --val-data "$work/data/*val*.bin" --layers 4 --heads 2 --channels 48
     --seq-len 32 --micro-batch 2 --max-steps 12 --lr 1e-3 --warmup 3 --final-lr-frac 0.1 --weight-decay 0.1 --val-every 6
