@@ -85,7 +85,7 @@ for precision in $precisions; do
     run 1-rank-accumulated-block 1 --recompute block --total-batch 256
     run 1-rank-untied-no-masters 1 --recompute gelu --tie-embeddings 0 --master-weights 0
     run 1-rank-plain-gelu 1 --recompute gelu+norm --gelu-fusion 0 --attention own --z-loss 1e-3
-    run 1-rank-relu2 1 --recompute gelu --mlp relu2 --grad-dtype bf16 --total-batch 128
+    run 1-rank-relu2 1 --recompute gelu --mlp relu2 --grad-dtype "$precision" --total-batch 128
     run 1-rank-norms-after 1 --recompute none --norm-position after
     run 1-rank-norms-after-block 1 --recompute block --norm-position after --total-batch 128
     run zero0-accumulated 3 --zero 0 --recompute none --total-batch 384
