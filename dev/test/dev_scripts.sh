@@ -189,7 +189,7 @@ rows 'PyTorch fp32 [] [1.00x]' 'train_gpt fp32 [] [2.00x]'
 peers 0 with_bf16 'import torch' --rounds 1
 rows 'train_gpt fp32 [] []' 'train_gpt bf16 [] []'
 check "no PyTorch is said" grep -q 'no PyTorch: left out' "$work/out"
-runs '30 passed, 0 failed' env PRECISIONS=bf16 dev/test/same_runs.sh "$work/same"
+runs '82 passed, 0 failed' env PRECISIONS=bf16 dev/test/same_runs.sh "$work/same"
 
 # pip that downloads nothing: its packages hold one header
 mkdir -p "$work/tree/dev/tools" "$work/bin" && cp dev/tools/fetch_headers.sh "$work/tree/dev/tools"

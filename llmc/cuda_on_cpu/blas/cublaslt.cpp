@@ -364,7 +364,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (!aligned) return CUBLAS_STATUS_INVALID_VALUE;
 
     host::Operation operation;
-    operation.name = text("cublasLtMatmul (", row->use, ", ", dl->rows, "x", dl->cols, ")");
+    const std::string limit =
+        desc->multiprocessors > 0 ? text(", at most ", desc->multiprocessors, " multiprocessors") : "";
+    operation.name = text("cublasLtMatmul (", row->use, ", ", dl->rows, "x", dl->cols, limit, ")");
     operation.accesses = {access(a, *al, false), access(b, *bl, false), access(d, *dl, true)};
     if (accumulate) operation.accesses.push_back(access(c, *cl, false));
     if (has_bias(*row)) {
