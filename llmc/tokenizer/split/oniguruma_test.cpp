@@ -11,7 +11,7 @@
 namespace {
 
 struct Recorded {
-    const char* name;
+    std::string name;
     const char* pattern;
     std::string text;
     std::vector<std::string> pieces;
