@@ -59,15 +59,11 @@ has tiktoken tokenizers && runs 'no difference' python3 dev/reference/tokenizers
     --json "$work/words/tokenizer.json" --mb 0.05
 script=added_tokens.py
 has tokenizers && runs 'few, special tokens as text.*no difference' python3 dev/reference/added_tokens.py --tokenize "$tokenize" --texts 300
-script=word_characters.py
-if has tokenizers; then
-    runs 'characters of words' python3 dev/reference/word_characters.py
-    same=$(diff <(tail -n +2 "$work/out") <(tail -n +2 llmc/tokenizer/split/word_table.inc) | grep -c '^[<>]')
-    verdict "$((same > 0))" "word_characters.py makes another table: $same lines"
-fi
+script=split_patterns.py
+has tokenizers && runs '^0 differ' python3 dev/reference/split_patterns.py --tokenize "$tokenize" --patterns 150 --every 97
 script=unicode_classes.py
-if has tiktoken; then
-    runs 'first, last, class' python3 dev/reference/unicode_classes.py
+if has tiktoken tokenizers; then
+    runs 'kinds of characters' python3 dev/reference/unicode_classes.py
     same=$(diff <(tail -n +2 "$work/out") <(tail -n +2 llmc/tokenizer/split/unicode_table.inc) | grep -c '^[<>]')
     verdict "$((same > 0))" "unicode_classes.py makes another table: $same lines"
 fi

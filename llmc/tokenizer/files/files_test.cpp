@@ -76,6 +76,22 @@ TEST_CASE("tokenizer_files: an id and a token belong together once") {
     contains(complaint_of_json("\"th\": 257", "\"th\": 257, \"t\u20ac\": 258"), "(/model/vocab/t\u20ac): not spelled");
 }
 
+TEST_CASE("tokenizer_files: a pattern without a translation is refused with its file and no more than its beginning") {
+    try {
+        make_splitter({SplitRule::regex, "a"});
+    } catch (const Error& problem) {
+        MESSAGE("skipped: ", problem.message());
+        return;
+    }
+    TokenizerData data = Tokenizer::bytes().data();
+    data.pattern = {SplitRule::regex, "a(*LIMIT_MATCH=9)" + std::string(1000, 'x')};
+    const std::string message = complaint([&] { parse_huggingface(to_huggingface(data), "some/tokenizer.json"); });
+    contains(message, "some/tokenizer.json: offset ");
+    contains(message,
+             "(/pre_tokenizer): the pattern has '(*LIMIT_M', which is not supported, at its character 1: a(*LIM");
+    CHECK(message.size() < 300);
+}
+
 TEST_CASE("tokenizer_files: ranks") {
     CHECK(complaint([] { parse_tiktoken_ranks(base64_of_bytes("th"), "ranks"); }) == "");
     contains(complaint([] { parse_tiktoken_ranks(base64_of_bytes("t"), "ranks"); }), "this token has another rank");

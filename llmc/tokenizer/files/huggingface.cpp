@@ -10,6 +10,14 @@
 
 namespace {
 
+std::string_view first_characters(std::string_view text, std::size_t count) {
+    std::size_t end = 0;
+    while (end < text.size() && (count > 0 || (text[end] & 0xc0) == 0x80)) {
+        if ((text[end++] & 0xc0) != 0x80) count--;
+    }
+    return text.substr(0, end);
+}
+
 // Reads the parts of the file in turn; `place_` names the one being read, as JSON pointers do.
 class HuggingFaceReader {
 public:
@@ -188,7 +196,9 @@ private:
                 if (const Json* regex = step.find("use_regex"); regex == nullptr || regex->as_bool())
                     set_pattern(pre, {SplitRule::gpt2, ""});
             } else if (type == "Split" && step.at("pattern").contains("Regex") && keeps_pieces(step)) {
-                set_pattern(pre, pattern_of(step.at("pattern").at("Regex").as_text()));
+                const Json& regex = step.at("pattern").at("Regex");
+                check_pattern(regex);
+                set_pattern(pre, pattern_of(regex.as_text()));
             } else {
                 fail(pre, "/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
             }
@@ -200,6 +210,18 @@ private:
     static bool keeps_pieces(const Json& step) {
         const Json* behavior = step.find("behavior");
         return behavior != nullptr && (*behavior == "Isolated" || (*behavior == "Removed" && flag(step, "invert")));
+    }
+
+    void check_pattern(const Json& regex) const {
+        try {
+            make_splitter(pattern_of(regex.as_text()));
+        } catch (const Error& problem) {
+            if (problem.kind() != ErrorKind::bad_data) return;   // without PCRE2 only splitting fails
+            throw Error(ErrorKind::bad_data,
+                        text(name_, ": offset ", regex.offset(), " (", place_, "): ", problem.message(), ": ",
+                             first_characters(regex.as_text(), 80)),
+                        "docs/data.md says which constructs of a pattern are supported.");
+        }
     }
 
     void set_pattern(const Json& pre, SplitPattern pattern) {

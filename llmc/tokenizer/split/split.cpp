@@ -13,7 +13,8 @@ struct KnownPattern {
     const char* regex;
 };
 
-// The first spelling of each rule is the one we write into files. Others are those of published tokenizers.
+// The first spelling of each rule is the one we write into files. Others are those of published tokenizers. All are
+// read as Oniguruma reads them: tiktoken's `\p{N}{1,3}+` is not cl100k there, but any number of digits.
 constexpr KnownPattern known_patterns[] = {
     {SplitRule::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {SplitRule::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)"},
@@ -21,8 +22,6 @@ constexpr KnownPattern known_patterns[] = {
     {SplitRule::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {SplitRule::cl100k, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
                         R"(|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-    {SplitRule::cl100k, R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+)"
-                        R"(|\s++$|\s*[\r\n]|\s+(?!\S)|\s)"},
     {SplitRule::llama3, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
                         R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
     {SplitRule::qwen, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"

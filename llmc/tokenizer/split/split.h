@@ -1,7 +1,8 @@
 // Splits text into the pieces that byte-pair merges never cross ("pretokens").
 //
 // A tokenizer defines its pieces by a regular expression. The well-known ones have a splitter written by hand, many
-// times faster; any other runs on PCRE2, which is also the oracle the hand-written ones are tested against.
+// times faster; any other is translated for PCRE2 (oniguruma.h), which is also the oracle the hand-written ones are
+// tested against.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,7 @@ struct SplitPattern {
     bool nfc = false;    // text is brought to Unicode's normal form C before it is split
 };
 
-// Returns the expression of a pattern in the common syntax of PCRE2 and Hugging Face's files; empty for
-// SplitRule::none.
+// Returns the expression of a pattern in the syntax of Hugging Face's files, Oniguruma's; empty for SplitRule::none.
 std::string regex_of(const SplitPattern& pattern);
 // Returns the pattern of an expression: one of the known rules where it is spelled in a way known to mean the same.
 SplitPattern pattern_of(const std::string& regex);
@@ -43,7 +43,7 @@ public:
 };
 inline constexpr std::size_t split_capacity = 128;
 
-// Throws Error: bad_data when a regular expression does not compile, usage when this build has no PCRE2.
+// Throws Error: bad_data when a regular expression has no translation, usage when this build has no PCRE2.
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern);
 // Splits with PCRE2 whatever the expression: for expressions without a rule, and as the reference in tests.
 std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex);

@@ -1,6 +1,11 @@
 // Splits by PCRE2: any pattern, and the reference for the hand-written splitters.
 
+#include <utility>
+#include <vector>
+
 #include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
+#include "llmc/tokenizer/split/oniguruma.h"
 #include "llmc/tokenizer/split/split.h"
 
 #ifdef USE_PCRE2
@@ -18,14 +23,14 @@ std::string pcre2_message(int code) {
 class RegexSplitter : public PieceSplitter {
 public:
     explicit RegexSplitter(const std::string& regex) {
+        TranslatedPattern translated = translate_oniguruma(regex);
+        kinds_ = std::move(translated.kinds);
         int problem = 0;
         PCRE2_SIZE offset = 0;
-        // `$` means the end of the text only, as in tiktoken
-        code_ = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(regex.data()), regex.size(),
-                              PCRE2_UTF | PCRE2_UCP | PCRE2_DOLLAR_ENDONLY, &problem, &offset, nullptr);
+        code_ = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.regex.data()), translated.regex.size(), 0,
+                              &problem, &offset, nullptr);
         if (code_ == nullptr) {
-            throw Error(ErrorKind::bad_data, text("the tokenizer's pattern does not compile at its character ", offset,
-                                                  ": ", pcre2_message(problem), ": ", regex));
+            throw Error(ErrorKind::bad_data, text("the pattern does not compile: ", pcre2_message(problem)));
         }
         pcre2_jit_compile(code_, PCRE2_JIT_COMPLETE);   // optional: without it matching is only slower
         match_ = pcre2_match_data_create_from_pattern(code_, nullptr);
@@ -44,55 +49,66 @@ public:
 
     void begin(std::string_view text) override {
         text_ = text;
-        at_ = search_ = match_end_ = 0;
+        kinds_of_text_.clear();
+        for (std::size_t i = 0; i < text.size();) {
+            const Utf8Char c = decode_utf8(text.data() + i);
+            kinds_of_text_ += static_cast<char>(kinds_[c.code]);
+            i += c.length;
+        }
+        at_ = byte_ = search_ = match_end_ = 0;
+        match_begin_ = no_match;
     }
 
     std::size_t next(std::uint32_t* ends, std::size_t capacity) override {
         std::size_t count = 0;
-        while (count < capacity && at_ < text_.size()) {
-            if (match_end_ <= at_) find();
-            // text between two matches is a piece too, so that nothing is lost
-            at_ = match_begin_ > at_ ? match_begin_ : match_end_;
-            ends[count++] = static_cast<std::uint32_t>(at_);
+        while (count < capacity && at_ < kinds_of_text_.size()) {
+            if (match_begin_ == no_match || match_end_ <= at_) find();
+            // text between two matches is a piece too, so that nothing is lost; an empty match only cuts
+            const std::size_t end = match_begin_ > at_ ? match_begin_ : match_end_;
+            if (end == at_) continue;
+            for (; at_ < end; at_++) byte_ += decode_utf8(text_.data() + byte_).length;
+            ends[count++] = static_cast<std::uint32_t>(byte_);
         }
         return count;
     }
 
 private:
-    // Finds the next match that is not empty, or an empty one at the end of the text.
+    // Finds the next match as the package does: not an empty one right behind the last match; or the end of the text.
     void find() {
-        while (true) {
-            int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), search_,
-                                     PCRE2_NO_UTF_CHECK, match_, context_);
-            if (result == PCRE2_ERROR_NOMATCH) {
-                match_begin_ = match_end_ = text_.size();
-                return;
-            }
+        const std::size_t size = kinds_of_text_.size();
+        while (search_ <= size) {
+            int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(kinds_of_text_.data()), size, search_, 0,
+                                     match_, context_);
+            if (result == PCRE2_ERROR_NOMATCH) break;
             if (result < 0) {
-                throw Error(ErrorKind::bad_data, text("the tokenizer's pattern failed at byte ", search_,
+                throw Error(ErrorKind::bad_data, text("the tokenizer's pattern failed at character ", search_,
                                                       " of a text: ", pcre2_message(result)));
             }
             const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match_);
+            const bool again = range[0] == range[1] && match_begin_ != no_match && range[1] == match_end_;
+            if (again) {
+                search_++;
+                continue;
+            }
             match_begin_ = range[0];
             match_end_ = search_ = range[1];
-            if (match_end_ > match_begin_) return;
-            if (search_ >= text_.size()) {
-                match_begin_ = match_end_ = text_.size();
-                return;
-            }
-            do search_++;   // behind an empty match, go on with the next character
-            while (search_ < text_.size() && (static_cast<unsigned char>(text_[search_]) & 0xc0) == 0x80);
+            return;
         }
+        match_begin_ = match_end_ = search_ = size;
     }
 
+    static constexpr std::size_t no_match = ~std::size_t{0};
+    std::vector<std::uint8_t> kinds_;   // of code points, as the translated pattern sees them
     pcre2_code* code_ = nullptr;
     pcre2_match_data* match_ = nullptr;
     pcre2_match_context* context_ = nullptr;
     pcre2_jit_stack* stack_ = nullptr;
     std::string_view text_;
-    std::size_t at_ = 0;       // end of the last piece
-    std::size_t search_ = 0;   // begin of the next search
-    std::size_t match_begin_ = 0, match_end_ = 0;
+    std::string kinds_of_text_;   // one for each character; the places below are among these
+    std::size_t at_ = 0;          // end of the last piece
+    std::size_t byte_ = 0;        // the same place in text_
+    std::size_t search_ = 0;      // begin of the next search
+    std::size_t match_begin_ = no_match, match_end_ = 0;
 };
 
 }   // namespace

@@ -1,7 +1,7 @@
 // Classes of all Unicode characters.
 //
-// The classes are those of tiktoken's regular expressions (\p{L}, \p{N}, \s; Unicode 16), taken from it by
-// dev/reference/unicode_classes.py, so that splitting agrees with it on every code point.
+// unicode_table.inc is taken by dev/reference/unicode_classes.py from the tokenizers package (Unicode 16), whose \p{L},
+// \p{N} and \s are tiktoken's, too, so that splitting agrees with both on every code point.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 enum class CharClass : std::uint8_t { other, letter, number, space };
 
-// Returns true if a code point belongs to a word, as the tokenizers package sees it (dev/reference/word_characters.py).
+// Returns true if a code point belongs to a word, as the tokenizers package sees it.
 bool is_word_character(std::uint32_t code);
 
 // Classes of all code points: two levels, blocks of 256 that are equal stored once.
