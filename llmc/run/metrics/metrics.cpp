@@ -22,7 +22,7 @@ void write_line(File* file, const std::string& line) {
 // Keeps the whole lines of `path` for which `keep` returns true.
 void filter_lines(FileSystem& files, const std::string& path, const std::function<bool(const std::string&)>& keep) {
     if (!files.exists(path)) return;
-    const std::string content = read_whole(files, path);
+    const std::string content = read_large(files, path);
     std::string kept;
     for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
         std::string line = content.substr(begin, end - begin);
