@@ -13,6 +13,7 @@ namespace {
 using Library = nlohmann::ordered_json;
 
 constexpr std::size_t longest_quote = 200;   // bytes of a file quoted in a message
+constexpr std::size_t few_members = 8;       // up to so many, comparing keys costs less than an index
 
 // A text as a stream that knows how many of its bytes were read.
 class TextBuffer : public std::streambuf {
@@ -29,7 +30,7 @@ public:
 // Builds Json values from the library's parser events.
 class JsonReader : public Library::json_sax_t {
 public:
-    explicit JsonReader(std::string_view text) : text_(text), buffer_(text) {
+    JsonReader(std::string_view text, const JsonLimits& limits) : limits_(limits), text_(text), buffer_(text) {
         std::istream stream(&buffer_);
         Library::sax_parse(stream, this);
     }
@@ -64,6 +65,10 @@ private:
     bool put(Json value, bool opens = false) {
         value.offset_ = text_.find_first_not_of(" \t\r\n,:", read_);
         read_ = buffer_.bytes_read();
+        if (++values_ > limits_.values) fail(read_, text("more than ", limits_.values, " values"));
+        if (!open_.empty() && open_.back()->is_array() && open_.back()->elements().size() == limits_.elements) {
+            fail(read_, text("a list of more than ", limits_.elements, " elements"));
+        }
         Json& place = open_.empty() ? root_ : open_.back()->is_array() ? open_.back()->append(nullptr) : *member_;
         place = std::move(value);
         if (opens) open_.push_back(&place);
@@ -79,9 +84,11 @@ private:
         throw JsonSyntaxError(byte, std::string(what));
     }
 
+    JsonLimits limits_;
     std::string_view text_;
     TextBuffer buffer_;
-    std::size_t read_ = 0;   // bytes up to the end of the last token (after a number, one byte more)
+    std::size_t values_ = 0;   // so far
+    std::size_t read_ = 0;     // bytes up to the end of the last token (after a number, one byte more)
     Json root_;
     std::vector<Json*> open_;   // arrays and objects being read, innermost last; only the last one grows
     Json* member_ = nullptr;    // member of the innermost object whose value comes next
@@ -117,6 +124,10 @@ std::uint64_t Json::as_whole(std::uint64_t largest) const {
 }
 
 const Json* Json::Object::find(std::string_view key) const {
+    if (members.size() <= few_members) {
+        const auto found = std::ranges::find(members, key, &Member::first);
+        return found == members.end() ? nullptr : &found->second;
+    }
     const auto found = index.find(key);
     return found == index.end() ? nullptr : &members[found->second].second;
 }
@@ -132,9 +143,14 @@ const Json& Json::at(std::string_view key) const {
 }
 
 Json* Json::add(const std::string& key, Json value) {
-    auto& [members, index] = std::get<Object>(value_);
-    if (!index.try_emplace(key, members.size()).second) return nullptr;
-    return &members.emplace_back(key, std::move(value)).second;
+    Object& object = std::get<Object>(value_);
+    if (object.find(key) != nullptr) return nullptr;
+    std::vector<Member>& members = object.members;
+    members.emplace_back(key, std::move(value));
+    if (members.size() > few_members) {
+        for (std::size_t i = object.index.size(); i < members.size(); i++) object.index.emplace(members[i].first, i);
+    }
+    return &members.back().second;
 }
 
 Json& Json::append(Json value) { return std::get<Elements>(value_).emplace_back(std::move(value)); }
@@ -216,4 +232,4 @@ std::string to_text(const Json& json, int indent) {
 
 std::string quoted(const Json& json) { return to_text(json).substr(0, longest_quote); }
 
-Json parse_json(std::string_view text) { return JsonReader(text).result(); }
+Json parse_json(std::string_view text, const JsonLimits& limits) { return JsonReader(text, limits).result(); }

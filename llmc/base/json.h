@@ -18,6 +18,15 @@
 
 // Limit on nested arrays and objects: no file of ours has ten. Reading, printing and copying need stack for each level.
 inline constexpr std::size_t deepest_json = 256;
+// Limit on the values of one text: a tokenizer.json of 262,144 tokens has less than half. A value takes up to 200
+// bytes.
+inline constexpr std::size_t most_json_values = std::size_t{1} << 22;
+
+// Limits that hold while a text is parsed, so that refusing it does not cost what reading it would.
+struct JsonLimits {
+    std::size_t values = most_json_values;   // of the whole text, nested ones too
+    std::size_t elements = SIZE_MAX;         // of one list
+};
 
 // Thrown where a value lacks something or is of another kind than asked for; `offset`: of the value's first byte in its
 // text.
@@ -96,7 +105,7 @@ private:
     };
     struct Object {
         std::vector<Member> members;
-        std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>> index;   // by key
+        std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>> index;   // by key; empty if few members
 
         const Json* find(std::string_view key) const;
         bool operator==(const Object& other) const;   // ignores the order
@@ -114,9 +123,9 @@ private:
 };
 
 // Parses a whole text. Beyond what JSON demands, no object has a key twice (a parser keeps one of the two, and programs
-// differ in which), nothing nests deeper than deepest_json, and every number is finite. Else throws JsonSyntaxError
-// with a message of bounded length.
-Json parse_json(std::string_view text);
+// differ in which), nothing nests deeper than deepest_json, the limits hold, and every number is finite. Else throws
+// JsonSyntaxError with a message of bounded length.
+Json parse_json(std::string_view text, const JsonLimits& limits = {});
 
 // Prints a value, on one line if `indent` is negative. Throws JsonError if a text is not UTF-8.
 std::string to_text(const Json& json, int indent = -1);

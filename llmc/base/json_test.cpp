@@ -155,3 +155,35 @@ TEST_CASE("json: an object of 100,000 keys is read, and each found") {
     CHECK(json.members().size() == 100'000);
     for (int i = 0; i < 100'000; i++) REQUIRE(json.at("key " + std::to_string(i)) == i);
 }
+
+TEST_CASE("json: limits end the parsing where they are exceeded") {
+    const auto complaint = [](std::string_view text, const JsonLimits& limits) {
+        try {
+            parse_json(text, limits);
+            return std::string();
+        } catch (const JsonSyntaxError& error) {
+            return std::to_string(error.byte) + ": " + error.what();
+        }
+    };
+    CHECK(complaint(R"({"a": [1, 2], "b": 3})", {.values = 5, .elements = 2}) == "");
+    // what follows is no JSON: it is not reached
+    CHECK(complaint(R"({"a": [1, 2], "b": 3 ?)", {.values = 4}) == "21: more than 4 values");
+    CHECK(complaint("[[1, 2], [1, 2, 3 ?", {.elements = 2}) == "18: a list of more than 2 elements");
+    CHECK(complaint("[[], [], [] ?", {.elements = 2}) == "10: a list of more than 2 elements");
+    std::string many = "[";
+    for (std::size_t i = 0; i < most_json_values; i++) many += "1,";
+    CHECK(complaint(many, {}).find("more than 4194304 values") != std::string::npos);
+}
+
+TEST_CASE("json: keys are found in objects of few and of many members, and none is there twice") {
+    Json json = Json::object();
+    for (int i = 0; i < 20; i++) {
+        REQUIRE(json.add("key " + std::to_string(i), i) != nullptr);
+        for (int known = 0; known <= i; known++) {
+            CHECK(json.at("key " + std::to_string(known)) == known);
+            CHECK(json.add("key " + std::to_string(known), 0) == nullptr);
+        }
+        CHECK_FALSE(json.contains("key " + std::to_string(i + 1)));
+        CHECK(Json(json) == json);
+    }
+}

@@ -252,18 +252,31 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
     return given;
 }
 
+constexpr std::size_t kLongestLine = 16384;   // of --config; the parser's time grows with the square
+
+// Returns true if a line's value begins with a quote that does not come again.
+bool has_open_quote(const std::string& line) {
+    const std::size_t equals = line.find('='), comment = line.find_first_of("#;");
+    if (equals == line.npos || comment < equals) return false;
+    const std::size_t begin = line.find_first_not_of(" \t", equals + 1);
+    return begin != line.npos && (line[begin] == '"' || line[begin] == '\'' || line[begin] == '`') &&
+           line.find(line[begin], begin + 1) == line.npos;
+}
+
 // Returns the options in the file of --config, which may be a pipe. Error(usage) where it is empty or was cut: each
 // line must have its end, an option is there once, and a file that --print-config has written must have its last line.
 AllGiven given_by_file(const OptionTable& table, const std::string& path) {
-    refuse_device(path, "--config");
-    std::ifstream file(path);
-    if (!file) throw Error(ErrorKind::io, text("--config ", path, ": open failed: ", std::strerror(errno)));
+    std::istringstream file(read_small_or_pipe(path, "--config"));
     AllGiven given;
     std::string line, last;
     bool is_printed = false;
     for (int number = 1; std::getline(file, line); number++, last = line) {
         const std::string where = text("--config ", path, ": line ", number, ": ");
         refuse_if(file.eof(), where + "has no line end", "Was the file cut? If not, end its last line.");
+        refuse_if(line.size() > kLongestLine, text(where, line.size(), " bytes, expected at most ", kLongestLine),
+                  "Is this another file?");
+        refuse_if(has_open_quote(line), where + "a quote is not closed",
+                  "End the value with the quote it begins with.");
         is_printed = is_printed || line == kBegin;
         std::istringstream alone(line);
         for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(alone)) {

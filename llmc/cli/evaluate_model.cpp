@@ -31,7 +31,7 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
 bool measure(const Options& options, Step& step, Arena& arena, const TokenSet* tokens, Agreement& agreement,
              const Log& log) {
     const std::string tokenizer = tokenizer_of_model(real_files(), options.model, "");
-    const auto evaluations = make_evaluations(options, step, arena, tokenizer);   // so that wrong files show early
+    const auto evaluations = make_evaluations(options, step, arena, tokenizer, log);   // so that wrong files show early
     if (tokens != nullptr) {
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();

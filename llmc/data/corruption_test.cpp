@@ -25,6 +25,7 @@
 #include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/damage_testing.h"
 #include "llmc/data/inspect.h"
+#include "llmc/io/hash.h"
 #include "llmc/io/temporary_folder_testing.h"
 
 using namespace damage;
@@ -199,9 +200,17 @@ std::string written_again(const std::vector<Question>& questions, const std::str
     return out;
 }
 
+// As llm.c writes it.
+std::string without_hash(std::string file) {
+    return file.replace(question_hash_begin, question_hash_bytes, question_hash_bytes, '\0');
+}
+
 std::string read_questions(const std::string& folder) {
     const auto questions = ::read_questions(real_files(), folder + "/questions.bin", 257);
     const std::string bytes = whole(folder, "questions.bin");
+    std::uint64_t said = 0;
+    std::memcpy(&said, bytes.data() + 28, 8);
+    must_hold(said == 0 || said == hash64(bytes.substr(0, 28) + bytes.substr(36)), "another hash");
     return bytes[4] == 1 ? written_again<std::uint16_t>(questions, bytes)
                          : written_again<std::uint32_t>(questions, bytes);
 }
@@ -254,6 +263,10 @@ std::vector<Subject> subjects() {
          false},
         {"questions, 32 bits",
          {{"questions.bin", to_question_file(Tokenizer::bytes(), questions, QuestionSource::hellaswag, true)}},
+         read_questions,
+         false},
+        {"questions without a hash",
+         {{"questions.bin", without_hash(to_question_file(Tokenizer::bytes(), questions))}},
          read_questions,
          false},
         {"HellaSwag",

@@ -140,6 +140,12 @@ void Loader::seek(const LoaderState& state) {
                   tokens_->windows(), " samples"),
              "Resume with the same --train-data and --seq-len as the run that was saved.");
     }
+    const std::uint64_t most_epochs =
+        std::uint64_t{INT64_MAX} / tokens_->windows() - 1;   // samples are counted in 64 bits
+    if (state.epoch > most_epochs) {
+        fail(text("the saved position is in epoch ", state.epoch, ", expected at most ", most_epochs),
+             "The record is damaged: resume an earlier checkpoint.");
+    }
     LoaderState found = Loader(*tokens_, seed_).state_;
     found.epoch = state.epoch;
     found.index = state.index;

@@ -289,3 +289,16 @@ TEST_CASE("loader: samples of another length begin a new epoch, once") {
     before.seek(older);
     CHECK(before.state().index == older.index);
 }
+
+TEST_CASE("loader: an epoch that no run reaches is refused, not wrapped around") {
+    const TwoShards data;
+    const TokenSet tokens = data.open(4);
+    Loader loader(tokens, 5);
+    const std::uint64_t most = std::uint64_t{INT64_MAX} / tokens.windows() - 1;
+    loader.seek({most, 0, {}, 4});
+    CHECK(loader.samples(0, 1).at(0).epoch == most);
+    for (const std::uint64_t epoch : {most + 1, UINT64_MAX}) {
+        CHECK_THROWS_WITH_AS(loader.seek({epoch, 0, {}, 4}), doctest::Contains("the saved position is in epoch "),
+                             Error);
+    }
+}

@@ -31,8 +31,9 @@ public:
         std::memcpy(&value, content_.data() + 4 * index, 4);
         return value;
     }
-    std::uint64_t tokenizer_hash() const {   // 0: not said
-        return static_cast<std::uint32_t>(header(4)) | std::uint64_t{static_cast<std::uint32_t>(header(5))} << 32;
+    std::uint64_t tokenizer_hash() const { return hash_at(4); }   // 0: not said
+    std::uint64_t content_hash() const {                          // 0: none
+        return hash_at(question_hash_begin / 4);
     }
     std::size_t position() const { return at_; }
     bool at_end() const { return at_ == content_.size(); }
@@ -76,6 +77,11 @@ public:
     }
 
 private:
+    std::uint64_t hash_at(std::size_t index) const {
+        return static_cast<std::uint32_t>(header(index)) | std::uint64_t{static_cast<std::uint32_t>(header(index + 1))}
+                                                               << 32;
+    }
+
     const std::string& path_;
     std::int64_t vocab_size_;
     std::string_view content_;
@@ -123,6 +129,20 @@ std::vector<Question> read_questions(const FileSystem& files, const std::string&
     return parse_question_file(read_whole(files, path), path, vocab_size);
 }
 
+std::uint64_t hash_of_questions(std::string_view content) {
+    Hash64 hash;
+    hash.update(content.data(), question_hash_begin);
+    const std::string_view behind = content.substr(question_hash_begin + question_hash_bytes);
+    hash.update(behind.data(), behind.size());
+    return hash.digest();
+}
+
+std::string warning_of_questions(std::string_view content, const std::string& name) {
+    if (Words(content, name, 0).content_hash() != 0) return "";
+    return text(name,
+                ": the file has no hash of its content, so damage may go unseen; `tokenize --questions` writes one");
+}
+
 std::string names_of_sources() {
     std::string names;
     for (const NamedSource& known : question_sources) names += text(names.empty() ? "" : ", ", known.name);
@@ -143,6 +163,10 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
     if (words.header(0) != magic) words.bad(0, text("magic number ", words.header(0), ", expected ", magic));
     if (words.header(1) != 1 && words.header(1) != 2) {
         words.bad(4, text("version ", words.header(1), ", expected 1 or 2"));
+    }
+    if (const std::uint64_t said = words.content_hash(); said != 0 && said != hash_of_questions(content)) {
+        words.bad(question_hash_begin, text("damaged: the content's hash is ", hash_to_text(hash_of_questions(content)),
+                                            ", expected ", hash_to_text(said)));
     }
     const std::uint64_t made_with = words.tokenizer_hash();
     if (tokenizer_hash && made_with != 0 && made_with != *tokenizer_hash) {

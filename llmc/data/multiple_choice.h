@@ -1,6 +1,18 @@
 // Reads questions in llm.c's format: a context and several completions, one of them right; of LAMBADA one, the last
-// word. docs/formats.md ("Questions") has the bytes of both versions of the file.
+// word.
 //
+//   byte 0      256 little-endian int32:
+//                 [0] magic 20240522
+//                 [1] version: 1: words are uint16 (llm.c's), 2: uint32
+//                 [2] number of questions
+//                 [3] bytes of the longest question
+//                 [4] [5] hash of the tokenizer, its lower half first; 0: not said
+//                 [6] source (QuestionSource); 0: not said
+//                 [7] [8] hash of all other bytes of the file, its lower half first; 0: the file has none
+//                 rest 0
+//   byte 1024   the questions, in words, without gaps; docs/formats.md ("Questions") has the words of one
+//
+// llm.c and older programs write no hash of the content. They ignore ours, so llm.c reads our files of version 1.
 // Everything is checked when the file is read; what is wrong is Error(bad_data) with file and byte.
 #pragma once
 
@@ -51,6 +63,13 @@ struct Question {
     std::size_t longest() const;                      // tokens of context and longest completion
     double length_of(std::size_t completion) const;   // characters; tokens where the file does not say them
 };
+
+// Position of the content's hash in the file.
+inline constexpr std::size_t question_hash_begin = 28, question_hash_bytes = 8;
+// Returns the hash of all bytes but those.
+std::uint64_t hash_of_questions(std::string_view content);
+// Returns a warning about a file that has no such hash; empty: it has one.
+std::string warning_of_questions(std::string_view content, const std::string& name);
 
 // Parses a file's whole `content`; `name` is what messages call it. Error(bad_data) too where the file says that it was
 // made with another tokenizer than that of a hash.

@@ -232,6 +232,8 @@ public:
         for (const std::uint32_t word : words_) {   // little-endian: a short word is the first bytes of a long one
             content.append(reinterpret_cast<const char*>(&word), bytes_per_word(format_));
         }
+        const std::uint64_t hash = hash_of_questions(content);
+        std::memcpy(content.data() + question_hash_begin, &hash, sizeof hash);
         return content;
     }
 

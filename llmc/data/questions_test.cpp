@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "llmc/base/error.h"
+#include "llmc/data/damage_testing.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/wide_tokenizer_testing.h"
 
@@ -156,4 +157,29 @@ TEST_CASE("questions: a vocabulary of more than 65,535 ids makes a file of 32-bi
     const std::string wide = to_question_file(Tokenizer::bytes(), long_one, QuestionSource::mmlu, true);
     CHECK(version_of(wide) == 2);
     CHECK(parse_question_file(wide, "m.bin", 257).at(0).completions.at(1).size() == 70'001);
+}
+
+TEST_CASE("questions: every damage of a file with a hash is refused; one without is read, with a warning") {
+    const auto questions = parse_questions(
+        QuestionSource::hellaswag, R"({"ctx": "A man is", "endings": ["up", "down", "left"], "label": 2})", "h.jsonl");
+    damage::Random random(79);
+    for (const bool wide : {false, true}) {
+        const std::string good = to_question_file(Tokenizer::bytes(), questions, QuestionSource::hellaswag, wide);
+        CHECK(warning_of_questions(good, "h.bin").empty());
+        for (int i = 0; i < 1000; i++) {
+            std::string damaged = good;
+            while (damaged == good) damage::damage_bytes(static_cast<damage::Damage>(i % 6), damaged, false, random);
+            CAPTURE(wide);
+            CAPTURE(i);
+            CHECK_THROWS_AS(parse_question_file(damaged, "h.bin", 257), Error);
+        }
+        std::string other = good;
+        other[1024 + bytes_per_word(question_format_for(Tokenizer::bytes(), wide)) * 6]++;   // a token of the context
+        CHECK_THROWS_WITH_AS(parse_question_file(other, "h.bin", 257),
+                             doctest::Contains("h.bin: byte 28: damaged: the content's hash is "), Error);
+
+        other.replace(question_hash_begin, question_hash_bytes, question_hash_bytes, '\0');   // as older programs write
+        CHECK(parse_question_file(other, "h.bin", 257).size() == 1);
+        CHECK(warning_of_questions(other, "h.bin").find("h.bin: the file has no hash of its content") == 0);
+    }
 }

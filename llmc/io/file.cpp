@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 
 #include "llmc/base/error.h"
@@ -104,8 +105,8 @@ public:
             if (n < 0) fail_on_file(path_, "read", errno);
             if (n == 0) {
                 throw Error(ErrorKind::bad_data,
-                            text(path_, ": the file ends at byte ", offset + done, ", expected ", into.size(),
-                                 " bytes from byte ", offset, " on"),
+                            text(path_, ": the file ends at byte ", std::min(size(), offset + done), ", expected ",
+                                 into.size(), " bytes from byte ", offset, " on"),
                             "The file is truncated or was changed while in use: copy or prepare it again.");
             }
             done += static_cast<std::size_t>(n);
@@ -250,16 +251,43 @@ HeldFolder::~HeldFolder() {
     ::close(descriptor_);
 }
 
-std::string read_whole(const FileSystem& files, const std::string& path) {
+namespace {
+
+[[noreturn]] void too_large(const std::string& path, const std::string& found, std::uint64_t most) {
+    throw Error(ErrorKind::bad_data, text(path, ": ", found, " bytes, expected at most ", most),
+                "Files of this kind are small: is this another one?");
+}
+
+std::string read_up_to(std::uint64_t most, const FileSystem& files, const std::string& path) {
     std::unique_ptr<File> file = files.open(path);
-    if (file->size() > largest_whole_file) {
-        throw Error(ErrorKind::bad_data,
-                    text(path, ": ", file->size(), " bytes, expected at most ", largest_whole_file),
-                    "Files of this kind are small: is this another one?");
-    }
+    if (file->size() > most) too_large(path, text(file->size()), most);
     std::string content(file->size(), '\0');
     file->read_at(0, std::as_writable_bytes(std::span(content)));
     refuse_lfs_pointer(path, content);
+    return content;
+}
+
+}   // namespace
+
+std::string read_whole(const FileSystem& files, const std::string& path) {
+    return read_up_to(largest_small_file, files, path);
+}
+std::string read_large(const FileSystem& files, const std::string& path) {
+    return read_up_to(largest_whole_file, files, path);
+}
+
+std::string read_small_or_pipe(const std::string& path, const std::string& flag) {
+    refuse_device(path, flag);
+    const std::string place = text(flag, " ", path);
+    std::ifstream file(path, std::ios::binary);
+    if (!file) fail_on_file(place, "open", errno);
+    std::string content, block(1 << 16, '\0');
+    while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
+        content.append(block, 0, static_cast<std::size_t>(file.gcount()));
+        if (content.size() > largest_small_file)
+            too_large(place, text("more than ", largest_small_file), largest_small_file);
+    }
+    if (file.bad()) fail_on_file(place, "read", errno);
     return content;
 }
 

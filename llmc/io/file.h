@@ -74,12 +74,15 @@ private:
 // Views a text as bytes, for File::write.
 inline std::span<const std::byte> bytes_of(std::string_view content) { return std::as_bytes(std::span(content)); }
 
+// Limits on what is read into memory: of files that people and programs write once, and of those that grow with a run.
+inline constexpr std::uint64_t largest_small_file = std::uint64_t{1} << 26;
 inline constexpr std::uint64_t largest_whole_file = std::uint64_t{1} << 32;
 
-// Read or write a whole small file. write_whole leaves either the old content or all of the new one at `path`, whatever
-// happens in between: it writes a temporary file beside it, syncs, renames, and syncs the folder. read_whole refuses
-// Git LFS pointers.
-std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
+// Read or write a whole regular file. The two that read differ in their limit alone. write_whole leaves either the old
+// content or all of the new one at `path`, whatever happens in between: it writes a temporary file beside it, syncs,
+// renames, and syncs the folder. Git LFS pointers are refused.
+std::string read_whole(const FileSystem& files, const std::string& path);   // up to largest_small_file bytes
+std::string read_large(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
 // Returns the files that match a shell pattern ("data/train_*.bin"), sorted by name; none if nothing does. A file with
@@ -93,6 +96,10 @@ std::vector<std::string> matching_files(const std::string& flag, const std::stri
 // Throws Error(io) for a folder, device or socket, and, if `pipes_too`, for a named pipe: reading it may never end.
 // Pipes that a shell or a launcher passes (/dev/stdin, /dev/fd/N) are allowed.
 void refuse_device(const std::string& path, const std::string& flag = "", bool pipes_too = false);
+
+// Reads a small text that may also come through a pipe. Throws Error(io) if it cannot be read, Error(bad_data) beyond
+// largest_small_file bytes.
+std::string read_small_or_pipe(const std::string& path, const std::string& flag);
 
 // Checks that a file can be written later, so that hours of work are not lost for a wrong path. Throws Error(usage) if
 // something other than a file is there, Error(io) if nothing can be written.

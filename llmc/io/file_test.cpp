@@ -246,3 +246,20 @@ TEST_CASE("file: a folder is held as long as its holder, and the later of two ho
     CHECK(read_whole(files, run + "/of") == "second");
     CHECK(message_of([&] { HeldFolder(folder / "none"); }).find("none: open failed") != std::string::npos);
 }
+
+TEST_CASE("file: small files are regular ones of at most 64 MiB; pipes and devices do not fill the memory") {
+    TemporaryFolder folder;
+    const std::string path = folder / "sparse";
+    write_whole(real_files(), path, "x");
+    std::filesystem::resize_file(path, largest_small_file + 1);
+    const std::string limit = "67108865 bytes, expected at most 67108864";
+    CHECK_THROWS_WITH_AS(read_whole(real_files(), path), doctest::Contains(limit.c_str()), Error);
+    CHECK_THROWS_WITH_AS(read_small_or_pipe(path, "--config"), doctest::Contains("bytes, expected at most 67108864"),
+                         Error);
+    CHECK_THROWS_WITH_AS(read_small_or_pipe("/dev/zero", "--config"),
+                         doctest::Contains("--config /dev/zero: is a device"), Error);
+    CHECK_THROWS_AS(read_small_or_pipe(folder.path(), "--config"), Error);
+    CHECK_THROWS_AS(read_small_or_pipe(folder / "none", "--config"), Error);
+    write_whole(real_files(), path, "lr=1\n");
+    CHECK(read_small_or_pipe(path, "--config") == "lr=1\n");
+}

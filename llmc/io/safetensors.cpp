@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::uint64_t length_bytes = 8;
 constexpr std::uint64_t longest_header = 100'000'000;   // set by the format
-constexpr std::uint64_t data_alignment = 8;             // headers are padded so that data begins at a multiple
+constexpr JsonLimits header_limits{.values = std::size_t{1} << 21, .elements = 16};
+constexpr std::uint64_t data_alignment = 8;   // headers are padded so that data begins at a multiple
 constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
 
 struct TypeName {
@@ -105,7 +106,7 @@ struct Header {
 
     explicit Header(const File& file) : path(file.path()), content(read_header(file)) {
         try {
-            json = parse_json(content);
+            json = parse_json(content, header_limits);
         } catch (const JsonSyntaxError& error) {
             bad(path, length_bytes + error.byte - 1, text("the header is not JSON: ", error.what()));
         }

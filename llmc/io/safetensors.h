@@ -5,7 +5,8 @@
 //   8 .. 7+n     header: JSON, begins with '{', may end in spaces:
 //                  {"__metadata__": {"key": "text", ...},            optional, or null
 //                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
-//                offsets count bytes from the end of the header
+//                offsets count bytes from the end of the header. A shape has at most 16 sizes, and all of the header
+//                at most 2^21 values (a tensor has 6 and its sizes): limits of ours, which hold while it is parsed
 //   8+n ..       data: tensors without gaps or overlaps up to the end of the file, row-major, little-endian
 //
 // (https://github.com/huggingface/safetensors, format section.) Opening a file checks every one of these statements; a

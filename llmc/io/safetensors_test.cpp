@@ -254,3 +254,18 @@ TEST_CASE("safetensors: a writer given too much or too little data is a bug") {
     const std::string bytes = "01234";
     CHECK_THROWS_AS(writer.write(std::as_bytes(std::span(bytes))), Error);
 }
+
+TEST_CASE("safetensors: a shape has at most 16 sizes, and what follows is not parsed") {
+    TemporaryFolder folder;
+    const auto header = [](int sizes) {
+        std::string shape = "1";
+        for (int i = 1; i < sizes; i++) shape += ",1";
+        return R"({"a":{"dtype":"U8","data_offsets":[0,1],"shape":[)" + shape + "]}}";
+    };
+    CHECK(error_of(folder, file_bytes(header(16), "x")) == "");
+    std::string long_one = header(17);
+    long_one.replace(long_one.size() - 3, 3, ",1 no JSON");
+    const std::string message = error_of(folder, file_bytes(long_one, "x"));
+    CHECK_MESSAGE(message.find("byte 90: the header is not JSON: a list of more than 16 elements") != std::string::npos,
+                  message);
+}

@@ -18,7 +18,7 @@ double median(std::vector<double> values) {
 
 MeasuredRun measured_run(FileSystem& files, const std::string& folder) {
     const std::string path = folder + "/metrics.jsonl";
-    std::istringstream lines(read_whole(files, path));
+    std::istringstream lines(read_large(files, path));
     std::vector<double> milliseconds, tokens;
     std::map<std::string, std::vector<double>> exposed;
     MeasuredRun run;

@@ -1,6 +1,7 @@
 #include "llmc/report/page.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,6 +188,23 @@ TEST_CASE("report: a reader goes on where it was, and begins anew with a file th
     put(path, metrics_of(60));   // another file, and longer
     CHECK(reader.read().of("loss").size() == 60);
     CHECK(reader.read().of("loss")[0].x == 1);
+}
+
+TEST_CASE("report: records are regular files with short lines, whatever stands in their place") {
+    TemporaryFolder folder;
+    const std::string path = folder / "report.jsonl";
+    std::uint64_t from = 0;
+    CHECK(whole_lines(path, from).empty());
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+    CHECK_THROWS_WITH_AS(whole_lines(path, from), doctest::Contains("report.jsonl: is a pipe"), Error);
+    CHECK_THROWS_WITH_AS(RunReader(path).read(), doctest::Contains("report.jsonl: is a pipe"), Error);
+    std::filesystem::remove(path);
+    write_whole(real_files(), path, "a\n\n" + std::string((1 << 20) - 1, 'b') + "\nc");
+    CHECK(whole_lines(path, from).size() == 3);
+    CHECK(from == 3 + (1 << 20));
+    std::filesystem::resize_file(path, std::uintmax_t{1} << 40);   // a terabyte, on the disk hardly more than before
+    CHECK_THROWS_WITH_AS(whole_lines(path, from),
+                         doctest::Contains("report.jsonl: byte 1048579: a line of more than 1048576 bytes"), Error);
 }
 
 TEST_CASE("report: whatever operation fails or is the last before a kill, the old page or the new one is there") {

@@ -2,15 +2,18 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <memory>
+#include <span>
 
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 
 namespace {
+
+constexpr std::uint64_t longest_line = std::uint64_t{1} << 20;
 
 std::string name_of(const std::string& metrics) {
     const std::filesystem::path path = std::filesystem::absolute(metrics).lexically_normal();
@@ -27,11 +30,21 @@ const Points& Run::of(const std::string& key) const {
 
 std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from) {
     std::vector<std::string> lines;
-    std::ifstream file(path, std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(from));
-    for (std::string line; std::getline(file, line) && !file.eof();) {   // the last line may not have its end yet
-        from += line.size() + 1;
-        lines.push_back(std::move(line));
+    if (!real_files().exists(path)) return lines;
+    const std::unique_ptr<File> file = real_files().open(path);
+    std::string block(longest_line, '\0');
+    for (std::uint64_t size = file->size(); from < size;) {
+        block.resize(std::min<std::uint64_t>(longest_line, size - from));
+        file->read_at(from, std::as_writable_bytes(std::span(block)));
+        std::size_t begin = 0;
+        for (std::size_t end; (end = block.find('\n', begin)) != block.npos; begin = end + 1) {
+            lines.push_back(block.substr(begin, end - begin));
+        }
+        from += begin;
+        if (begin > 0) continue;
+        if (block.size() < longest_line) break;   // the last line may not have its end yet
+        throw Error(ErrorKind::bad_data, text(path, ": byte ", from, ": a line of more than ", longest_line, " bytes"),
+                    "Records have short lines: is this another file?");
     }
     return lines;
 }
@@ -41,12 +54,9 @@ RunReader::RunReader(std::string path, CurveAxis axis) : path_(std::move(path)),
 }
 
 const Run& RunReader::read() {
-    refuse_device(path_);
+    real_files().open(path_);   // throws unless it is a regular file that can be read
     struct stat now {};
-    if (stat(path_.c_str(), &now) != 0 || !std::ifstream(path_)) {
-        throw Error(ErrorKind::io, text(path_, ": open failed: ", std::strerror(errno)),
-                    "Give the metrics.jsonl of a run (--output-dir).");
-    }
+    if (stat(path_.c_str(), &now) != 0) fail_on_file(path_, "stat", errno);
     if (now.st_ino != file_ || static_cast<std::uint64_t>(now.st_size) < bytes_) {
         run_ = {run_.name, {}, 0};
         file_ = now.st_ino;

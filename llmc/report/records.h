@@ -45,5 +45,6 @@ private:
     double x_ = 0;
 };
 
-// Returns the whole lines of a file from byte `from` on, and moves `from` behind them. The file may be missing.
+// Returns the whole lines of a regular file from byte `from` on, and moves `from` behind them. The file may be missing.
+// A line has at most 1 MiB.
 std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from);

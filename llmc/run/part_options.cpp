@@ -171,7 +171,7 @@ static std::string read_questions(const std::string& flag, const std::string& pa
 }
 
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
-                                                          const std::string& tokenizer) {
+                                                          const std::string& tokenizer, const Log& log) {
     std::vector<std::unique_ptr<Evaluation>> evaluations;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
     for (const auto& [asked, path] : asked_evaluations(options)) {
@@ -179,6 +179,9 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
         const bool any = options.hellaswag && asked == &hellaswag_source;
         const std::string content = read_questions(any ? "--hellaswag-data" : text("--evaluate ", asked->name), path);
         std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
+        if (const std::string warning = warning_of_questions(content, path); !warning.empty()) {
+            log.warning("%s", warning.c_str());
+        }
         const NamedSource& found = source_of_questions(content, path);
         if (&found != asked && !(any && found.source != QuestionSource::lambada)) {
             throw Error(ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "llmc/base/log.h"
 #include "llmc/process/world.h"
 #include "llmc/run/evaluation/evaluate.h"
 #include "llmc/run/evaluation/sampler.h"
@@ -30,6 +31,6 @@ struct AskedEvaluation {
 };
 std::vector<AskedEvaluation> asked_evaluations(const Options& options);
 // Reads the questions of all asked evaluations. `tokenizer`: folder of the model's tokenizer; empty: unknown. Throws
-// Error(bad_data) for questions of another tokenizer, or other questions than asked for.
+// Error(bad_data) for questions of another tokenizer, or other questions than asked for; warns of files without a hash.
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
-                                                          const std::string& tokenizer);
+                                                          const std::string& tokenizer, const Log& log);

@@ -168,7 +168,7 @@ Json describe_start(const ThisStart& start) {
     }
     return Json::object({{"after_step", start.after_step},
                          {"time", std::string(time)},
-                         {"program", hash_to_text(hash64(read_whole(real_files(), "/proc/self/exe")))},
+                         {"program", hash_to_text(hash64(read_large(real_files(), "/proc/self/exe")))},
                          {"precision", start.precision},
                          {"device", start.device},
                          {"processes", start.hosts.size()},

@@ -52,10 +52,9 @@ void TokenFinder::finish() {
         } else if (pairs_.empty() || pairs_.back() != std::pair(bytes[0], bytes[1])) {   // equal ones are neighbours
             pairs_.emplace_back(bytes[0], bytes[1]);
         }
-        for (unsigned second = 0; second < 256; second++) {
-            if (bytes.size() == 1 || static_cast<unsigned char>(bytes[1]) == second) {
-                begins_.set(two_bytes(bytes[0], static_cast<char>(second)));
-            }
+        if (bytes.size() > 1) begins_.set(two_bytes(bytes[0], bytes[1]));
+        for (unsigned second = 0; bytes.size() == 1 && second < 256; second++) {
+            begins_.set(two_bytes(bytes[0], static_cast<char>(second)));
         }
     }
     if (!all_pairs || pairs_.size() > most_pairs) pairs_.clear();

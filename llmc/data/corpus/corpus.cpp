@@ -157,7 +157,7 @@ public:
         std::string hashes;
         if (state.seen > 0) {
             if (!real_files().exists(seen_path_)) return seen_path_;
-            hashes = read_whole(real_files(), seen_path_);
+            hashes = read_large(real_files(), seen_path_);
             if (hashes.size() < state.seen * digits) return seen_path_;
         }
         if (state.files.empty() || state.files.size() > files_.size()) return unfinished_file(options_);

@@ -41,6 +41,8 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
         }
         names.insert(file.as_text());
     }
+    if (names.empty())
+        bad(index, "\"weight_map\" lists no tensor", "Take the file from where the model was published.");
     return names;
 }
 

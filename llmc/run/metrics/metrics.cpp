@@ -26,7 +26,7 @@ void write_line(File* file, const std::string& line) {
 std::string filter_lines(FileSystem& files, const std::string& path,
                          const std::function<bool(int step, const std::string& rest)>& keep) {
     if (!files.exists(path)) return "";
-    const std::string content = read_whole(files, path);
+    const std::string content = read_large(files, path);
     std::string kept, first_wrong;
     int wrong = 0;
     for (std::size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {

@@ -113,7 +113,7 @@ std::uint32_t crc32c(std::string_view bytes) {
 
 EventFile::EventFile(FileSystem& files, const std::string& folder, const Keep& keep) {
     const std::string path = folder + "/" + name;
-    const std::string kept = files.exists(path) ? kept_records(read_whole(files, path), keep) : "";
+    const std::string kept = files.exists(path) ? kept_records(read_large(files, path), keep) : "";
     write_whole(files, path, event(with_length('\x1a', "brain.Event:2")) + kept);
     file_ = files.append(path);
 }

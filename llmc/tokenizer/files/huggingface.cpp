@@ -57,6 +57,10 @@ private:
                 fail(*affix, text("/model/", key), "not supported");
             }
         }
+        if (const Json* dropout = model.find("dropout"); dropout != nullptr && !dropout->is_null() && *dropout != 0) {
+            fail(*dropout, "/model/dropout",
+                 text("found ", quoted(*dropout), ", which makes ids random, expected null"));
+        }
         data_.whole_piece_first = flag(model, "ignore_merges");
         const Json& vocab = model.at("vocab");
         read_vocabulary(vocab);
