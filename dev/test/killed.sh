@@ -3,7 +3,8 @@
 # resumed at once, killed again, one to four times; then it may end, and equals the layout's undisturbed run: records,
 # main.log and the last checkpoint, byte for byte. A kill is -9 of a random rank, of all of them, of launch.sh, of both
 # launch.sh and rank 0, or a SIGTERM. While ranks of a killed launch.sh are still alive, a resumed run is refused by the
-# folder's lock, and tries again.
+# folder's lock, and tries again. Before a run is resumed its newest checkpoint may be damaged, if there is one before it,
+# or an empty folder or a link that leads nowhere takes the name of a later one.
 #
 #   dev/test/killed.sh [FIRST LAST]     histories by number (1 to 64). A number stands for a layout, kills and moments.
 source "$(dirname "$0")/common.sh"
@@ -51,6 +52,21 @@ kill_one() {
     esac 2>/dev/null
 }
 
+damaged=0
+# damage FOLDER: a checkpoint, or not
+damage() {
+    local saved=("$1"/step_????????) later
+    later=$1/step_000000$((RANDOM % 3 + 12))
+    [ -d "${saved[0]}" ] && ! running "$1" >/dev/null || return 0
+    case $((RANDOM % 4)) in
+        0) [ ${#saved[@]} -gt 1 ] && truncate -s 20 "${saved[-1]}/run.json" ;;
+        1) mkdir "$later" ;;
+        2) ln -sT nowhere "$later" ;;
+        *) return 0 ;;
+    esac 2>/dev/null && damaged=$((damaged + 1))
+    return 0
+}
+
 one_history() {   # NUMBER
     local at=$((($1 - 1) % ${#layouts[@]})) kinds=(rank all launch.sh launch.sh-and-rank-0 SIGTERM) out=$work/history-$1 every
     local told="" left kind delay code pid log tries=0
@@ -82,6 +98,7 @@ one_history() {   # NUMBER
             143) [ "${kind}" = SIGTERM ] || break ;;   # before launch.sh has begun
             *) break ;;
         esac
+        damage "$out"
     done
     [ $code -eq 0 ] && same_run "$step" "$work/whole-$at" "$out"
     verdict $? "history $1, ${layouts[$at]}, --checkpoint-every $every:$told then $code: $(tail -n 5 "$log")"
@@ -93,6 +110,6 @@ one_history() {   # NUMBER
 }
 for ((number = first; number <= last; number++)); do one_history $number; done
 echo "histories $first to $last:$(for kind in "${!kills[@]}"; do printf ' %d x %s,' "${kills[$kind]}" "$kind"; done)" \
-    "$refused times refused while ranks of the run before were there"
+    "$refused times refused while ranks of the run before were there, $damaged damaged checkpoints among the others"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

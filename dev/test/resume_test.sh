@@ -97,6 +97,23 @@ train "$precision" "$work/kept" --resume --checkpoint-every 2 && grep -q "step_0
     grep -q "resuming from $work/kept/step_00000018" "$work/kept.log" && cmp "$work/before" <(cat "$work/kept/metrics.jsonl") >/dev/null
 same "$work/kept" "$plain"
 verdict $? "resumed from the one before a damaged checkpoint"
+[ -f "$work/kept/step_00000020.damaged/manifest.json" ] && grep -q "renamed to step_00000020.damaged" "$work/kept.log"
+verdict $? "the damaged checkpoint is set aside: $(ls "$work/kept")"
+# with --keep-checkpoints 1: beside a damaged file, an empty folder, a file and a link that leads nowhere
+mv "$work/kept/step_00000020" "$work/kept/step_00000018" "$work"
+for kind in file folder; do
+    rm -rf "$work"/kept/step_*
+    cp -r "$work/step_00000018" "$work/step_00000020" "$work/kept"
+    truncate -s 100 "$work/kept/step_00000020/run.json"
+    if [ $kind = folder ]; then mkdir "$work/kept/step_00000030"; else echo mine >"$work/kept/step_00000030"; fi
+    ln -s nowhere "$work/kept/step_00000040"
+    train "$precision" "$work/kept" --resume --checkpoint-every 1 --keep-checkpoints 1 --stop-after 19 &&
+        train "$precision" "$work/kept" --resume --checkpoint-every 1 --keep-checkpoints 1 &&
+        grep -q "resuming from $work/kept/step_00000019" "$work/kept.log" && same "$work/kept" "$plain" &&
+        [ "$(ls -d "$work"/kept/step_????????)" = "$work/kept/step_00000019
+$work/kept/step_00000020" ] && [ "$(find "$work/kept" -maxdepth 1 -name 'step_*.damaged' | wc -l)" -eq 3 ]
+    verdict $? "--keep-checkpoints 1 beside damaged ones, a $kind among them: $(ls "$work/kept"); $(tail -n 3 "$work/kept.log")"
+done
 for folder in "$work"/kept/step_*; do rm "$folder/manifest.json"; done
 train "$precision" "$work/kept" --resume
 [ $? -eq 65 ]

@@ -26,7 +26,7 @@ void cuda_failed(cudaError_t status, const char* call, const char* file, int lin
     }
     if (status == cudaErrorOperatingSystem) {
         throw Error(ErrorKind::no_device, message,
-                    "If no thread can be started: raise the limits on processes (ulimit -u) and memory (ulimit -v).");
+                    "If no thread can be started: too little memory (ulimit -v), or too many processes (ulimit -u).");
     }
     throw Error(ErrorKind::bug, message);
 }

@@ -228,7 +228,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& shares) {
         const std::string final_path = folder_ + "/" + checkpoint_name(step_);
         const std::string replaced = final_path + removed_suffix;
         // whatever has the name: the best one of a run that resumed before its step, a link that leads nowhere
-        const bool replaces = std::ranges::count(files_.list(folder_), checkpoint_name(step_)) > 0;
+        const bool replaces = has_entry(files_, folder_, checkpoint_name(step_));
         if (replaces) {
             files_.remove_all(replaced);
             files_.rename(final_path, replaced);
@@ -260,7 +260,7 @@ std::string own_damage(const FileSystem& files, const std::string& path, Checkpo
     std::string content;
     try {
         if (use == CheckpointUse::any_model) {   // a link that leads nowhere counts as a damaged manifest
-            if (!files.exists(path + "/.") || std::ranges::count(files.list(path), manifest_name) == 0) return "";
+            if (!files.exists(path + "/.") || !has_entry(files, path, manifest_name)) return "";
         }
         content = read_whole(files, manifest_path);
     } catch (const Error& error) {
@@ -385,9 +385,8 @@ void set_aside(FileSystem& files, const std::string& folder, const std::vector<P
                const Log& log) {
     for (const PassedOver& one : passed_over) {
         const std::string name = checkpoint_name(one.step);
-        const std::vector<std::string> taken = files.list(folder);   // a link that leads nowhere counts
         std::string aside = name + damaged_suffix;
-        for (int i = 2; std::ranges::count(taken, aside) > 0; i++) aside = text(name, damaged_suffix, "-", i);
+        for (int i = 2; has_entry(files, folder, aside); i++) aside = text(name, damaged_suffix, "-", i);
         files.rename(folder + "/" + name, folder + "/" + aside);
         log.warning("checkpoint passed over, and renamed to %s: %s", aside.c_str(), one.damage.c_str());
     }

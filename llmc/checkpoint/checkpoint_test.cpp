@@ -220,6 +220,31 @@ TEST_CASE("checkpoint: the newest is found while a run beside saves and prunes")
     CHECK(passed_over.empty());
 }
 
+TEST_CASE("checkpoint: one that its run prunes while it is read is replaced by the next; other failures stay") {
+    TemporaryFolder folder;
+    for (int step : {30, 40}) write_checkpoint(real_files(), folder.path(), step, "state");
+    const std::string first = folder / "step_00000030", second = folder / "step_00000040";
+    std::vector<std::string> read;
+    const auto fails = [&](const std::string& path) {
+        read.push_back(path);
+        if (path == first) real_files().remove_all(path);
+        if (path == first) throw Error(ErrorKind::io, "open failed");
+    };
+    CHECK(read_while_there(real_files(), first, {}, fails, [&] { return second; }) == second);
+    CHECK(read == std::vector{first, second});
+    const auto damaged = [](const std::string&) { throw Error(ErrorKind::bad_data, "damaged"); };
+    CHECK_THROWS_WITH_AS(read_while_there(real_files(), second, {}, damaged, [&] { return first; }), "damaged", Error);
+    // another rank has failed: this one reads again, too
+    int meetings = 0;
+    const CheckpointRanks ranks{0, 2, [&](const std::string& own) {
+                                    return std::vector<std::string>{own, meetings++ == 0 ? "gone" : ""};
+                                }};
+    read.clear();
+    read_while_there(
+        real_files(), second, ranks, [&](const std::string& path) { read.push_back(path); }, [&] { return second; });
+    CHECK(read.size() == 2);
+}
+
 TEST_CASE("checkpoint: a copy under another name is not taken for that step") {
     TemporaryFolder folder;
     write_checkpoint(real_files(), folder.path(), 7, "state of 7");

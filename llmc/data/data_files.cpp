@@ -44,7 +44,7 @@ std::string split_of_option(const std::string& flag) { return flag.starts_with("
 std::vector<std::string> shards_of_folder(const std::string& flag, const std::string& folder,
                                           const std::string& split) {
     std::vector<std::string> shards;
-    if (real_files().exists((fs::path(folder) / manifest_file_name).string())) {
+    if (has_entry(real_files(), folder, manifest_file_name)) {
         for (const ShardInfo& shard : read_manifest(real_files(), folder).shards) {
             if (shard.split == split) shards.push_back((fs::path(folder) / shard.file).string());
         }

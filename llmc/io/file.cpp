@@ -322,6 +322,10 @@ std::string with_literal_folders(const std::string& pattern) {
 
 }   // namespace
 
+bool has_entry(const FileSystem& files, const std::string& folder, const std::string& name) {
+    return std::ranges::count(files.list(folder), name) > 0;
+}
+
 std::vector<std::string> glob_files(const std::string& pattern) {
     struct stat info {};
     if (::stat(pattern.c_str(), &info) == 0) return {pattern};

@@ -85,6 +85,9 @@ std::string read_whole(const FileSystem& files, const std::string& path);   // u
 std::string read_large(const FileSystem& files, const std::string& path);   // up to largest_whole_file bytes
 void write_whole(FileSystem& files, const std::string& path, const std::string& content);
 
+// Returns whether the folder lists this name, as it does a link that leads nowhere.
+bool has_entry(const FileSystem& files, const std::string& folder, const std::string& name);
+
 // Returns the files that match a shell pattern ("data/train_*.bin"), sorted by name; none if nothing does. A file with
 // exactly this name is the only result, and folders at the pattern's begin that exist are taken by just that name
 // ("run[1]/*.bin").

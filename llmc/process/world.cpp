@@ -1,5 +1,7 @@
 #include "llmc/process/world.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
@@ -36,9 +38,27 @@ int open_device(int local_rank) {
 
 World::World() = default;
 
+// Raises the limit on open files to what connections to all ranks need, and files besides. Throws Error(no_device)
+// where that may not be: a rank that runs out of them later would only wait.
+static void require_descriptors(int ranks) {
+    const rlim_t needed = 32 + 4 * static_cast<rlim_t>(ranks);
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+    if (limit.rlim_max < needed) {
+        throw Error(ErrorKind::no_device,
+                    text("this process may have ", limit.rlim_max, " open files, ", ranks, " ranks need ", needed),
+                    "Raise the limit (ulimit -n).");
+    }
+    limit.rlim_cur = needed;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 World::World(const WorldOptions& options) {
-    if (options.startup.ranks > 1 || read_launch_environment().ranks > 1)
+    const int expected = std::max(options.startup.ranks, read_launch_environment().ranks);
+    if (expected > 1) {
+        require_descriptors(expected);
         load_kernels_at_start();   // before MPI, which may call CUDA
+    }
     Startup startup = start_up(options.startup);
     place_ = startup.place;
     rendezvous_ = std::move(startup.rendezvous);

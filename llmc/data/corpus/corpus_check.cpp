@@ -39,7 +39,7 @@ std::vector<Folder> folders_of(const FileSystem& files, const std::vector<Corpus
         for (const std::string& path : find_data_files(use.flag, use.pattern))
             shards[fs::path(path).parent_path().string()].push_back(path);
         for (auto& [path, paths] : shards) {
-            if (!files.exists((fs::path(path) / manifest_file_name).string())) {
+            if (!has_entry(files, path.empty() ? "." : path, manifest_file_name)) {
                 const std::string cut = (fs::path(path) / unfinished_file_name).string();
                 if (!files.exists(cut)) continue;
                 throw Error(ErrorKind::bad_data,

@@ -34,7 +34,8 @@ std::string filter_lines(FileSystem& files, const std::string& path,
         const std::size_t digits = line.find(':') + 1;   // the lines of both logs begin with their step
         int step = 0;
         const auto [rest, code] = std::from_chars(line.data() + digits, line.data() + line.size(), step);
-        if (digits == 0 || code != std::errc{} || step < 0) {
+        const bool ends = rest < line.data() + line.size() && (*rest == ',' || *rest == ' ');
+        if (digits == 0 || code != std::errc{} || step < 0 || !ends) {
             if (wrong++ == 0) first_wrong = printable(line.substr(0, 80));
         } else if (keep(step, std::string(rest, line.data() + line.size()))) {
             kept += line + "\n";

@@ -133,6 +133,37 @@ TEST_CASE(
     CHECK(lines() == until_2);
 }
 
+TEST_CASE("metrics: a resumed run says which records are missing, and drops lines that no step of a run writes") {
+    TemporaryFolder folder;
+    const std::string path = folder / "metrics.jsonl";
+    {
+        Metrics metrics(real_files(), folder.path());
+        for (int step : {1, 2, 3}) metrics.step(record(step));
+    }
+    const std::string whole = read_whole(real_files(), path);
+    {
+        const Metrics resumed(real_files(), folder.path(), 3);
+        CHECK(resumed.recorded() == 3);
+        CHECK(resumed.warnings().empty());
+    }
+    for (const char* step : {"9223372036854775808", "1e400", "-1", "\"3\"", "2.5", "4294967297"}) {
+        CAPTURE(std::string(step));
+        write_whole(real_files(), path, whole + "{\"step\":" + step + ",\"loss\":1}\n");
+        const Metrics resumed(real_files(), folder.path(), 3);
+        CHECK(read_whole(real_files(), path) == whole);
+        REQUIRE(resumed.warnings().size() == 1);
+        CHECK(resumed.warnings()[0].find("dropped 1 line") != std::string::npos);
+        CHECK(resumed.warnings()[0].find(step) != std::string::npos);
+        CHECK(resumed.recorded() == 3);
+    }
+    write_whole(real_files(), path, to_json(record(1)) + "\n");
+    CHECK(Metrics(real_files(), folder.path(), 3).recorded() == 1);
+    write_whole(real_files(), path, "");
+    CHECK(Metrics(real_files(), folder.path(), 3).recorded() == 0);
+    real_files().remove_all(path);
+    CHECK(Metrics(real_files(), folder.path(), 3).recorded() == 0);
+}
+
 TEST_CASE("metrics: every evaluation is a line, which goes where it is to be made again") {
     TemporaryFolder folder;
     const auto lines = [&] { return read_whole(real_files(), folder / "metrics.jsonl"); };
