@@ -69,7 +69,6 @@ private:
         if (!open_.empty() && open_.back()->is_array() && open_.back()->elements().size() == limits_.elements) {
             fail(read_, text("a list of more than ", limits_.elements, " elements"));
         }
-        if (opens && open_.size() == limits_.depth) fail(read_, text("more than ", limits_.depth, " levels"));
         Json& place = open_.empty() ? root_ : open_.back()->is_array() ? open_.back()->append(nullptr) : *member_;
         place = std::move(value);
         if (opens) open_.push_back(&place);

@@ -26,7 +26,6 @@ inline constexpr std::size_t most_json_values = std::size_t{1} << 22;
 struct JsonLimits {
     std::size_t values = most_json_values;   // of the whole text, nested ones too
     std::size_t elements = SIZE_MAX;         // of one list
-    std::size_t depth = 200;                 // of lists and objects in each other
 };
 
 // Thrown where a value lacks something or is of another kind than asked for; `offset`: of the value's first byte in its

@@ -170,8 +170,6 @@ TEST_CASE("json: limits end the parsing where they are exceeded") {
     CHECK(complaint(R"({"a": [1, 2], "b": 3 ?)", {.values = 4}) == "21: more than 4 values");
     CHECK(complaint("[[1, 2], [1, 2, 3 ?", {.elements = 2}) == "18: a list of more than 2 elements");
     CHECK(complaint("[[], [], [] ?", {.elements = 2}) == "10: a list of more than 2 elements");
-    CHECK(complaint(std::string(200, '[') + std::string(200, ']'), {}) == "");
-    CHECK(complaint(std::string(100'000, '['), {}).find("more than 200 levels") != std::string::npos);
     std::string many = "[";
     for (std::size_t i = 0; i < most_json_values; i++) many += "1,";
     CHECK(complaint(many, {}).find("more than 4194304 values") != std::string::npos);
