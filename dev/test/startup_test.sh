@@ -34,6 +34,23 @@ verdict $? "one rank speaks: $(grep -c "^step " "$work/launch.log") lines of 5 s
 scripts/launch.sh -n $ranks "${run[@]}" --check-collectives --output-dir "$work/checked" >"$work/checked.log" 2>&1
 same checked $?
 
+# Descriptors that are closed at the start take no connection between ranks and no file of the run: nothing that is printed
+# gets into one.
+closed() {   # NAME: the run has the losses of the first one, and its lock the one line that belongs there
+    same "$1" "$2"
+    grep -qxE 'process [0-9]+ on [^ ]+' "$work/$1/lock" && [ "$(wc -c <"$work/$1/lock")" -lt 100 ]
+    verdict $? "$1: the run's lock holds only its holder: $(head -c 300 "$work/$1/lock")"
+}
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/no-output" 2>"$work/no-output.log" >&-
+closed no-output $?
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/no-errors" >"$work/no-errors.log" 2>&-
+closed no-errors $?
+: >"$work/nothing-open.log"
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/nothing-open" <&- >&- 2>&-
+closed nothing-open $?
+grep -L -Pzo 'int main\(.*\) \{\n    open_standard_descriptors\(\);\n' $(grep -rlE '^int main\(' --include='*.c*' *.cu llmc dev/tools dev/bench dev/test) >"$work/without"
+nothing_wrong "every program's main() opens closed descriptors first" "$(<"$work/without")"
+
 # a folder with what an earlier run left there, whose rank 0 was killed while it waited for the others
 mkdir "$work/rendezvous"
 echo "9 0123456789abcdef host/boot/1 127.0.0.1" >"$work/rendezvous/rank_0"

@@ -27,6 +27,7 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/io/file.h"
+#include "llmc/io/standard_descriptors.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/input_files.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -422,6 +423,7 @@ void run(Options& options) {
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     CLI::App app("Turns text into token shards for train_gpt.", "tokenize");
     Options options;
     add_options(app, options);
