@@ -206,7 +206,8 @@ expect 64 "q.bin is there already" "$tokenize" --questions hellaswag --output q.
 expect 0 "1 questions" "$tokenize" --questions hellaswag --output q.bin --overwrite q.jsonl
 
 # ---- of two at once, one writes; the other is refused, whenever it comes
-model=whole/step_00000008
+expect 0 "step    1/1" "${run[@]}" --max-steps 1 -o trained
+model=trained/step_00000001
 held() {   # LOCK MESSAGE COMMAND...: refused while somebody else has the lock
     (exec 8>"$1" && flock 8 && echo "process 1 on a host" >&8 && expect 64 "$2: another run is writing there (process 1 on a host" \
         "${@:3}" && echo "$passed $failed" >counts)
