@@ -24,6 +24,7 @@
 #include "llmc/cli/export_model.h"
 #include "llmc/cli/generate.h"
 #include "llmc/cli/show_data.h"
+#include "llmc/io/standard_descriptors.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/plan/auto_layout.h"
 #include "llmc/plan/memory_plan.h"
@@ -192,6 +193,7 @@ bool is_repeated(const std::exception& error) {
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     std::string who;
     try {
         // must come before any library starts a thread

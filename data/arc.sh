@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/arc
+lock_folder "$out"
 fetch https://ai2-public-datasets.s3.amazonaws.com/arc/ARC-V1-Feb2018.zip $out/raw/arc.zip
 command -v unzip >/dev/null || fail 69 "unzip is not installed (apt-get install unzip)"
 for set in Easy Challenge; do

@@ -2,10 +2,12 @@
 #
 # fetch URL FILE [SHA256]   downloads FILE where it is not there yet; a download that was cut is continued. Its hash is
 #                           checked at every call: against SHA256, or else against what it was when it was downloaded.
+#                           Where another script is downloading into that folder, it waits.
+# lock_folder DIR           makes the folder and locks it until the script and all that it has started have ended
 # need_tokenize             sets $tokenize, or says how to build it
 # gpt2_vocabulary           fetches GPT-2's merges and ids; sets $vocabulary
 #
-# Exit codes: 69 no network, 65 a file that is not what it should be. DATA_UNCHECKED=1 takes files of any hash.
+# Exit codes: 69 no network, 65 a file that is not what it should be, 64 a folder that another run is writing. DATA_UNCHECKED=1 takes files of any hash.
 
 script=$(basename "$0")
 fail() {   # CODE MESSAGE...
@@ -34,9 +36,21 @@ download() {   # URL FILE
     esac
 }
 
+# The locks are on the folders themselves, so that nothing is left of them. Where there is no flock (of util-linux), and on
+# file systems without such locks, nothing is locked.
+lock_folder() {
+    local lock status=0
+    mkdir -p "$1"
+    exec {lock}<"$1"
+    flock --nonblock --conflict-exit-code 64 "$lock" 2>/dev/null || status=$?
+    [ $status -ne 64 ] || fail 64 "$1: another run is writing there" "wait until it has ended, or stop it"
+}
+
 fetch() {
-    local url=$1 file=$2 expected=${3:-} found
+    local url=$1 file=$2 expected=${3:-} found lock
     mkdir -p "$(dirname "$file")"
+    exec {lock}<"$(dirname "$file")"
+    flock "$lock" 2>/dev/null || true
     if [ ! -e "$file" ]; then
         echo "downloading $url"
         download "$url" "$file.part" && mv "$file.part" "$file"
@@ -49,6 +63,7 @@ fetch() {
     if [ "$found" != "$expected" ] && [ -z "${DATA_UNCHECKED:-}" ]; then
         fail 65 "$file has the SHA-256 $found, expected $expected" "remove it and run this again"
     fi
+    exec {lock}<&-
 }
 
 gpt2_vocabulary() {

@@ -24,6 +24,7 @@ python=${PYTHON:-python3}
 "$python" -c 'import pyarrow.parquet' 2>/dev/null ||
     fail 69 "$python has no pyarrow, which reads Parquet; run \`$python -m pip install pyarrow\`"
 out=data/${prefix}fineweb$size
+lock_folder "$out"
 raw=$out/raw
 mkdir -p "$raw"
 # the list of files: "SHA256 path" a line

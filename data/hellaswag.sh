@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/hellaswag
+lock_folder "$out"
 fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl $out/raw/hellaswag_val.jsonl
 gpt2_vocabulary
 "$tokenize" --overwrite --questions hellaswag --tokenizer "$vocabulary" --output $out/hellaswag_val.bin $out/raw/hellaswag_val.jsonl

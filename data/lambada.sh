@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/lambada
+lock_folder "$out"
 fetch https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl $out/raw/lambada_test.jsonl
 gpt2_vocabulary
 "$tokenize" --overwrite --questions lambada --tokenizer "$vocabulary" --output $out/lambada_test.bin $out/raw/lambada_test.jsonl

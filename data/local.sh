@@ -10,6 +10,7 @@
 # and only that: --overwrite replaces what else lies there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. data/common.sh
 
 output=data/local folder=/usr/include max_bytes=24MB vocab=1024
 rest=() overwrite=()
@@ -20,26 +21,21 @@ while [ $# -gt 0 ]; do
         --max-bytes) max_bytes=$2; shift 2 ;;
         --vocab) vocab=$2; shift 2 ;;
         --overwrite) overwrite=(--overwrite); shift ;;
-        -h|--help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+        -h|--help) help_if_asked --help ;;
         *) rest+=("$1"); shift ;;
     esac
 done
 
-tokenize=${TOKENIZE:-./tokenize}
-if [ ! -x "$tokenize" ]; then
-    echo "data/local.sh: $tokenize is not built; run \`make tools\` first" >&2
-    exit 69
-fi
-
+need_tokenize
 mkdir -p "$output"
 mark=$output/made-by-local.sh
 if [ -e "$mark" ] || [ "$output" = data/local ]; then   # its own
     overwrite=(--overwrite)
 elif [ ${#overwrite[@]} -eq 0 ] && [ -n "$(ls -A "$output")" ]; then
-    echo "data/local.sh: --output $output: holds files that this script has not made; give another folder, or --overwrite" >&2
-    exit 64
+    fail 64 "--output $output: holds files that this script has not made; give another folder, or --overwrite"
 fi
 touch "$mark"
+lock_folder "$output"
 # The C++ standard library's headers have no suffix.
 find "$folder" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.hh' -o -name '*.cuh' \
     -o -path '*/c++/*' ! -name '*.*' \) | LC_ALL=C sort >"$output/files.txt"

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/mmlu
+lock_folder "$out"
 fetch https://people.eecs.berkeley.edu/~hendrycks/data.tar $out/raw/mmlu.tar
 rm -rf $out/raw/data
 tar -xf $out/raw/mmlu.tar -C $out/raw data/test || fail 65 "$out/raw/mmlu.tar has no folder data/test"

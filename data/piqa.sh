@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/piqa
+lock_folder "$out"
 fetch https://yonatanbisk.com/piqa/data/valid.jsonl $out/raw/valid.jsonl
 fetch https://yonatanbisk.com/piqa/data/valid-labels.lst $out/raw/valid-labels.lst
 [ "$(grep -c . $out/raw/valid.jsonl)" = "$(grep -c . $out/raw/valid-labels.lst)" ] ||

@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/tinyshakespeare
+lock_folder "$out"
 fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
     $out/raw/tiny_shakespeare.txt 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 gpt2_vocabulary

@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 help_if_asked "$@"
 need_tokenize
 out=data/tinystories
+lock_folder "$out"
 base=https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main
 for part in train valid; do
     fetch "$base/TinyStoriesV2-GPT4-$part.txt" $out/raw/TinyStories-$part.txt

@@ -3,8 +3,9 @@
 #
 # Every process learns its place from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 # Waits for all of them; once one has ended badly, the others get SECONDS (default 60) to follow, then they are killed,
-# stopped ones too. Returns 0 if all ended well, else the first code that is neither 0 nor 75 (a mistake or a bug, which
-# starting again would not cure), else 75 (stopped or lost, but resumable).
+# stopped ones too. Ranks that wait for each other at start-up learn at once of one that has ended, by the file
+# TRAIN_GPT_ENDED (llmc/process/ended_ranks.h). Returns 0 if all ended well, else the first code that is neither 0 nor 75
+# (a mistake or a bug, which starting again would not cure), else 75 (stopped or lost, but resumable).
 #
 # Signals INT, TERM, HUP and USR1 are passed on, each time one comes. Every rank is a process group of its own, so that a
 # terminal's Ctrl-C reaches it once, by way of this script; Ctrl-Z suspends ranks and script together. Should the script
@@ -55,10 +56,19 @@ trap : PIPE   # nobody need read what this script says
 for signal in INT TERM HUP USR1; do trap "asked=$signal" "$signal"; done
 # by which ranks of this run know each other from strangers
 export TRAIN_GPT_SECRET=${TRAIN_GPT_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
+# The file of ranks that have ended. It has no other name, so that nothing is left of it however this script ends.
+if file=$(mktemp 2>/dev/null); then
+    exec {ended_ranks}>"$file"
+    rm "$file"
+    export TRAIN_GPT_ENDED=/proc/$$/fd/$ended_ranks
+else
+    exec {ended_ranks}>/dev/null
+    unset TRAIN_GPT_ENDED
+fi
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port
 set -m   # job control gives each a process group
 for ((rank = 0; rank < ranks; rank++)); do
-    RANK=$rank LOCAL_RANK=$rank "${with_parent[@]}" "$@" </dev/null &
+    RANK=$rank LOCAL_RANK=$rank "${with_parent[@]}" "$@" </dev/null {ended_ranks}>&- &
     groups+=($!)
 done
 set +m
@@ -88,13 +98,17 @@ while [ "$left" -gt 0 ]; do
     for rank in "${!pids[@]}"; do [ "${pids[rank]}" = "$ended" ] && break; done
     unset "pids[rank]"
     left=$((left - 1))
+    end="rank $rank ended with exit code $code"
     if [ $code -lt 0 ]; then   # bash (5.2) loses the code of what ends while it takes a signal
-        echo "launch.sh: rank $rank ended as a signal came, with an exit code that is not known" >&2
-        code=75
+        end="rank $rank ended as a signal came, with an exit code that is not known"
     elif [ $code -gt 128 ]; then
-        echo "launch.sh: rank $rank was killed by signal $((code - 128))" >&2
-        code=75
+        end="rank $rank was killed by signal $((code - 128))"
     fi
+    if [ $code -lt 0 ] || [ $code -gt 128 ]; then
+        code=75
+        echo "launch.sh: $end" >&2
+    fi
+    echo "$code $end" >&"$ended_ranks"
     [ $code -ne 0 ] || continue
     if [ $result -eq 0 ] || { [ $result -eq 75 ] && [ $code -ne 75 ]; }; then result=$code; fi
     if [ -z "$timer" ] && [ "$left" -gt 0 ]; then

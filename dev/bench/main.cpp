@@ -11,6 +11,7 @@
 #include "dev/bench/bench.h"
 #include "dev/bench/collectives.h"
 #include "llmc/io/file.h"
+#include "llmc/io/standard_descriptors.h"
 #include "llmc/plan/machine/measure_machine.h"
 
 namespace {
@@ -85,6 +86,7 @@ int bench_asynchrony(const BenchOptions& options, const std::vector<std::string>
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     BenchOptions options;
     CollectivesOptions collectives;
     WorldOptions& layout = collectives.layout;

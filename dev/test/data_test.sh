@@ -64,6 +64,26 @@ else
     echo "SKIPPED data/arc.sh on a file: no unzip or python3 here"
 fi
 
+# ---- one script at a time writes a folder, and downloads a file
+for script in tinyshakespeare tinystories hellaswag mmlu arc piqa lambada; do
+    expect 64 "$script.sh: data/$script: another run is writing there" flock data/$script data/$script.sh
+done
+mkdir waits && cat >waits/curl <<'END' && chmod +x waits/curl
+#!/bin/sh
+echo called >>calls
+until [ -e go ]; do sleep 0.02; done
+echo text >out.part
+END
+fetch_both() {
+    PATH=$work/waits:$PATH bash -c '. data/common.sh; cd fetched; fetch http://x/out out & fetch http://x/out out & wait' >fetched.log 2>&1
+}
+mkdir fetched && fetch_both & pid=$!
+eventually $pid [ -s fetched/calls ]
+touch fetched/go
+wait $pid
+[ "$(cat fetched/calls)" = called ] && [ "$(cat fetched/out)" = text ]
+verdict $? "two scripts download the same file once: $(wc -l <fetched/calls) calls, $(cat fetched.log)"
+
 # ---- Parquet, where there is pyarrow
 python=${PYTHON:-python3}
 if "$python" -c 'import pyarrow.parquet' 2>/dev/null; then
@@ -95,6 +115,8 @@ verdict $? "somebody's folder is as it was: $(ls own)"
 for _ in 1 2; do
     expect 0 "of 100 documents" data/local.sh --output made --folder headers --vocab bytes
 done
+expect 64 "local.sh: made: another run is writing there" flock made data/local.sh --output made --folder headers --vocab bytes
+expect 0 "good: 2 shards" "$tokenize" --verify made
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -205,5 +205,42 @@ expect 0 "1 questions" "$tokenize" --questions hellaswag --output q.bin q.jsonl
 expect 64 "q.bin is there already" "$tokenize" --questions hellaswag --output q.bin q.jsonl
 expect 0 "1 questions" "$tokenize" --questions hellaswag --output q.bin --overwrite q.jsonl
 
+# ---- of two at once, one writes; the other is refused, whenever it comes
+expect 0 "step    1/1" "${run[@]}" --max-steps 1 -o trained
+model=trained/step_00000001
+held() {   # LOCK MESSAGE COMMAND...: refused while somebody else has the lock
+    (exec 8>"$1" && flock 8 && echo "process 1 on a host" >&8 && expect 64 "$2: another run is writing there (process 1 on a host" \
+        "${@:3}" && echo "$passed $failed" >counts)
+    read -r passed failed <counts
+}
+mkdir fed
+for how in "" --overwrite "--train 270" "--train 270 --overwrite"; do
+    held fed/tokenize.lock "--output fed" "$tokenize" -q --output fed $how numbers.txt
+done
+check "nothing is written by who is refused" [ "$(ls fed)" = tokenize.lock ]
+held held.unfinished.lock "--output held" "$train_gpt" export --model "$model" --output held
+expect 0 "held: " "$train_gpt" export --model "$model" --output held
+# pairs COMMAND...: the same command twice at once, ten times, with @N for the number; one of both ends with 0, the other with 64
+pairs() {
+    local n first second wrong=
+    for n in 0 1 2 3 4 5 6 7 8 9; do
+        "${@//@N/$n}" >pair.1 2>&1 & pid=$!
+        "${@//@N/$n}" >pair.2 2>&1
+        second=$?
+        wait $pid
+        first=$?
+        [ $((first + second)) -eq 64 ] || wrong="$wrong $first and $second: $(cat pair.1 pair.2);"
+    done
+    nothing_wrong "pairs of ${*:1:4}" "$wrong"
+}
+pairs "$tokenize" -q --tokenizer bytes --output both@N numbers.txt
+check "what they have written" "$tokenize" --verify both?
+pairs "$tokenize" -q --train 260 --output words@N numbers.txt
+pairs "$train_gpt" export --model "$model" --output exported@N
+pairs "$train_gpt" export --model "$model" --to llmc --output exported@N.bin
+[ "$(ls -d exported* | wc -l)" -eq 20 ] && [ "$(sha256sum exported?.bin | cut -d' ' -f1 | sort -u | wc -l)" -eq 1 ] &&
+    [ "$(sha256sum exported?/model.safetensors | cut -d' ' -f1 | sort -u | wc -l)" -eq 1 ]
+verdict $? "the exports are whole, and nothing else is left: $(ls -d exported*)"
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -34,6 +34,23 @@ verdict $? "one rank speaks: $(grep -c "^step " "$work/launch.log") lines of 5 s
 scripts/launch.sh -n $ranks "${run[@]}" --check-collectives --output-dir "$work/checked" >"$work/checked.log" 2>&1
 same checked $?
 
+# Descriptors that are closed at the start take no connection between ranks and no file of the run: nothing that is printed
+# gets into one.
+closed() {   # NAME: the run has the losses of the first one, and its lock the one line that belongs there
+    same "$1" "$2"
+    grep -qxE 'process [0-9]+ on [^ ]+' "$work/$1/lock" && [ "$(wc -c <"$work/$1/lock")" -lt 100 ]
+    verdict $? "$1: the run's lock holds only its holder: $(head -c 300 "$work/$1/lock")"
+}
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/no-output" 2>"$work/no-output.log" >&-
+closed no-output $?
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/no-errors" >"$work/no-errors.log" 2>&-
+closed no-errors $?
+: >"$work/nothing-open.log"
+scripts/launch.sh -n $ranks "${run[@]}" --output-dir "$work/nothing-open" <&- >&- 2>&-
+closed nothing-open $?
+grep -L -Pzo 'int main\(.*\) \{\n    open_standard_descriptors\(\);\n' $(grep -rlE '^int main\(' --include='*.c*' *.cu llmc dev/tools dev/bench dev/test) >"$work/without"
+nothing_wrong "every program's main() opens closed descriptors first" "$(<"$work/without")"
+
 # a folder with what an earlier run left there, whose rank 0 was killed while it waited for the others
 mkdir "$work/rendezvous"
 echo "9 0123456789abcdef host/boot/1 127.0.0.1" >"$work/rendezvous/rank_0"
@@ -71,6 +88,16 @@ verdict $? "ranks with other options are refused: $(tail -n 2 "$work/differ.log"
 scripts/launch.sh -n 3 "${run[@]}" --train-data "$work/none*.bin" --vocab-size 257 >"$work/none.log" 2>&1
 [ $? -eq 74 ]
 verdict $? "an error that all ranks meet keeps its exit code: $(tail -n 2 "$work/none.log")"
+# a process that ends before the ranks have met ends the others at once: no limit here would end them within the hour
+for victim in 0 1 2; do
+    for end in 'kill -9 $$' 'exit 7' 'exit 0'; do
+        case $end in k*) code=75 said="was killed by signal 9" ;; *7) code=7 said="ended with exit code 7" ;; *) code=69 said="ended with exit code 0" ;; esac
+        timeout 600 scripts/launch.sh -g 3600 -n 3 bash -c "[ \$RANK != $victim ] || $end; exec \"\$@\"" - "${run[@]:0:${#run[@]}-1}" 3600 >"$work/early.log" 2>&1
+        status=$?
+        [ $status -eq $code ] && [ "$(grep -cE "^train_gpt: rank [0-2]: (error: )?rank $victim $said at start-up, before all had met$" "$work/early.log")" -ge 1 ]
+        verdict $? "rank $victim ends before all have met ($end): exit code $status, expected $code: $(tail -n 4 "$work/early.log")"
+    done
+done
 # rank 2 has looked for rank 0 since before the last two, so that it comes in time on any machine
 "${run[@]}" -pi tcp -ps "127.0.0.1:$port" -pn $ranks -pr 0 --init-timeout 5 >"$work/absent.log" 2>&1
 [ $? -eq 69 ] && grep -q "of 3 ranks these have not come within 5 s: 1" "$work/absent.log"

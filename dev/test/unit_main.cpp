@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "llmc/io/standard_descriptors.h"
+
 // Defined by the stand-in; null on a GPU, which has no such checks.
 extern "C" {
 __attribute__((weak)) void turn_on_device_checks();
@@ -58,6 +60,7 @@ DOCTEST_REGISTER_LISTENER("faults", 1, FaultListener);
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     if (turn_on_device_checks) turn_on_device_checks();
     const int failed = doctest::Context(argc, argv).run();
     if (tests_that_left_a_fault > 0) std::cout << tests_that_left_a_fault << " tests left the device with a fault\n";

@@ -17,6 +17,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
 #include "llmc/data/token_file.h"
+#include "llmc/io/standard_descriptors.h"
 
 namespace {
 
@@ -76,6 +77,7 @@ private:
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     try {
         if (argc != 3) throw Error(ErrorKind::usage, "usage: bigram TRAIN_PATTERN VAL_PATTERN");
         Bigram bigram(read_all(argv[1]));

@@ -27,6 +27,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
 #include "llmc/io/file.h"
+#include "llmc/io/standard_descriptors.h"
 #include "llmc/plan/scaling_law.h"
 #include "llmc/report/page.h"
 #include "llmc/report/plot.h"
@@ -281,6 +282,7 @@ int fit(const std::vector<std::string>& arguments) {
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     try {
         if (argc > 1 && std::string(argv[1]) == "--fit") return fit({argv + 2, argv + argc});
         const CommandLine line = parse({argv + 1, argv + argc});

@@ -27,6 +27,7 @@
 #include "llmc/data/multiple_choice.h"
 #include "llmc/data/questions.h"
 #include "llmc/io/file.h"
+#include "llmc/io/standard_descriptors.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/input_files.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -44,7 +45,6 @@ struct Options {
     PassedOver passed_over;                                     // in folders
     bool shuffle_files = false;
     bool quiet = false;
-    bool overwrite = false;
     bool measure = false;
     BpeTrainOptions train;
     bool train_wanted = false, split_wanted = false;
@@ -181,7 +181,8 @@ void add_output_options(CLI::App& app, Options& options) {
                    "seconds between states from which the same call goes on when this one is cut")
         ->check(CLI::Range(0.0, 1e6).description(""))
         ->capture_default_str();
-    app.add_flag("--overwrite", options.overwrite, "replace what an earlier call has written to --output");
+    corpus.overwrite = false;
+    app.add_flag("--overwrite", corpus.overwrite, "replace what an earlier call has written to --output");
     app.add_flag("-q,--quiet", options.quiet, "no progress line");
 }
 
@@ -235,13 +236,6 @@ void measure(const Options& options) {
               << "% of them met before; again: " << warm << "\n";
 }
 
-// Error(usage) where an earlier call has written `file`: what took hours is not replaced by accident.
-void check_not_there(const Options& options, const std::string& file) {
-    if (options.overwrite || !real_files().exists(file)) return;
-    throw Error(ErrorKind::usage, text("--output ", options.corpus.output, ": ", file, " is there already"),
-                "Give another place, or replace what is there with --overwrite.");
-}
-
 // What has come from each input, where there are several.
 void show_sources(const Options& options, const std::vector<SourceCount>& files) {
     for (std::size_t i = 0; i < options.sources.size() && options.sources.size() > 1; i++) {
@@ -268,7 +262,7 @@ void show_left_out(const Options& options, const SkippedLines& skipped) {
 
 void prepare(const Options& options) {
     if (options.corpus.output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the shards.");
-    check_not_there(options, options.corpus.output + "/" + manifest_file_name);
+    refuse_earlier(options.corpus, options.corpus.output + "/" + manifest_file_name);   // before anything is read
     Tokenizer tokenizer = load_tokenizer(options);
     ProgressLine line(options.quiet);
     CorpusProgress last;
@@ -294,8 +288,7 @@ void prepare(const Options& options) {
 void train(const Options& options) {
     const std::string& output = options.corpus.output;
     if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give a folder for the tokenizer files.");
-    check_not_there(options, output + "/tokenizer.json");
-    real_files().make_folders(output);
+    const OutputFolder folder(options.corpus, output + "/tokenizer.json");
     BpeTrainOptions train_options = options.train;
     train_options.threads = options.corpus.threads;
     ProgressLine line(options.quiet);
@@ -382,7 +375,7 @@ void verify(const Options& options) {
 void write_questions(const Options& options) {
     const std::string& output = options.corpus.output;
     if (output.empty()) throw Error(ErrorKind::usage, "no --output", "Give the file for the questions.");
-    check_not_there(options, output);
+    refuse_earlier(options.corpus, output);
     const Tokenizer tokenizer = load_tokenizer(options);
     std::vector<QuestionText> questions;
     for (const std::string& path : options.corpus.input.files) {
@@ -422,6 +415,7 @@ void run(Options& options) {
 }   // namespace
 
 int main(int argc, char** argv) {
+    open_standard_descriptors();
     CLI::App app("Turns text into token shards for train_gpt.", "tokenize");
     Options options;
     add_options(app, options);

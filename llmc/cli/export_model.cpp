@@ -6,6 +6,7 @@
 #include "llmc/base/refuse.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/checkpoint/model_file.h"
+#include "llmc/io/folder_lock.h"
 
 namespace {
 
@@ -57,8 +58,6 @@ int export_model(FileSystem& files, const Options& options) {
               "Give a model that has been trained.");
     const Log log;
     const std::string output = std::filesystem::path(wish.output + "/").parent_path().string();   // no slash at its end
-    refuse_if(files.exists(output), text("--output ", output, ": there is something by that name already"),
-              "Give another name, or remove it.");
     std::string model = options.model;
     const std::unique_ptr<WeightSource> weights =
         only_finite(find_weights(files, model, log, {}, state_of(options.weights), options.ignore_tensors));
@@ -71,7 +70,12 @@ int export_model(FileSystem& files, const Options& options) {
     std::optional<Tokenizer> tokenizer;
     if (!where.empty() && wish.to == ExportFormat::hugging_face) tokenizer = load_tokenizer(where, weights->config());
     const DType dtype = wish.dtype.value_or(weights->type());
-    const std::string unfinished = output + ".unfinished";
+    const std::string unfinished = output + ".unfinished",
+                      parent = std::filesystem::path(output).parent_path().string();
+    if (!parent.empty()) files.make_folders(parent);
+    const OutputLock lock(unfinished + ".lock", "--output " + output);
+    refuse_if(files.exists(output), text("--output ", output, ": there is something by that name already"),
+              "Give another name, or remove it.");
     refuse_if(files.exists(unfinished), text(unfinished, ": an export to ", output, " was cut and has left this"),
               "Remove it, or give another --output.");
     try {
@@ -86,7 +90,7 @@ int export_model(FileSystem& files, const Options& options) {
         files.remove_all(unfinished);
         throw;
     }
-    files.sync_folder(std::filesystem::path(output).parent_path().string());
+    files.sync_folder(parent);
     if (where.empty() && wish.to == ExportFormat::hugging_face) {
         log.warning("there is no tokenizer beside %s: the folder has none either (--tokenizer names one)",
                     model.c_str());

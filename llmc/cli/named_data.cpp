@@ -59,13 +59,16 @@ std::string find_folder(const std::string& name, const std::string& split, const
     }
     const std::vector<std::string>& several = matching.prepared.empty() ? matching.broken : matching.prepared;
     const std::vector<std::string> there = neighbours(root, "", split).prepared;
+    const std::string beside = !is_path && !name.empty() && is_folder(name)
+                                   ? text("For the folder ./", name, " give --data ./", name, ". ")
+                                   : std::string();
     throw Error(ErrorKind::usage,
                 several.empty() ? text("--data ", name,
                                        split == "train" ? ": there are no training shards in "
                                                         : ": there are no validation shards in ",
                                        is_path ? name : text(root, "/", name))
                                 : text("--data ", name, ": could be each of ", listed(several)),
-                text("Prepare them with data/NAME.sh; ",
+                text(beside, "Prepare them with data/NAME.sh; ",
                      there.empty() ? "none are there" : "there are: " + listed(there), "."));
 }
 

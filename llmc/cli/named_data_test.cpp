@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
+#include <memory>
+
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
@@ -36,6 +39,24 @@ TEST_CASE("named data: by the folder's name, by a part of it, and what is said w
           std::string::npos);
     CHECK(complaint("").find("no training shards") != std::string::npos);
     CHECK(complaint("no/such").find("no training shards in no/such") != std::string::npos);
+}
+
+TEST_CASE("named data: a folder of that name in the working folder is pointed at") {
+    TemporaryFolder root;
+    const std::string here = std::filesystem::current_path().string();
+    real_files().make_folders(root / "own");
+    real_files().make_folders(root / "data");
+    const std::shared_ptr<void> at_end(nullptr, [&](void*) { std::filesystem::current_path(here); });
+    std::filesystem::current_path(root.path());
+    for (const auto& [name, is_told] : {std::pair("own", true), std::pair("other", false), std::pair("./own", false)}) {
+        CAPTURE(name);
+        try {
+            find_named_data(name, "train");
+            FAIL("found");
+        } catch (const Error& error) {
+            CHECK((error.hint().find("For the folder ./own give --data ./own.") != std::string::npos) == is_told);
+        }
+    }
 }
 
 TEST_CASE("named data: a folder that is there is meant, whatever signs are in its name") {

@@ -12,6 +12,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
 #include "llmc/process/address.h"
+#include "llmc/process/ended_ranks.h"
 
 namespace {
 
@@ -136,6 +137,7 @@ private:
 // Throws what rank 0 has answered. `said`: rank 0's words; none: its connection is lost.
 [[noreturn]] void refused(const Joining& own, const std::optional<std::string>& said) {
     if (!said) {
+        throw_if_a_rank_has_ended(own.rank, own.ranks);   // for which rank 0 has then ended too
         throw Error(ErrorKind::resumable, "lost the connection to rank 0 at start-up",
                     "Look at that rank's own output for the reason.");
     }
@@ -155,7 +157,8 @@ std::vector<Socket> accept_ranks(ListeningSocket& listener, const Joining& own) 
     Joined joined(listener, own);
     std::string missing = joined.missing();
     for (const double end = steady_seconds() + own.seconds; !missing.empty() && steady_seconds() < end;) {
-        joined.poll(end - steady_seconds());
+        throw_if_a_rank_has_ended(own.rank, own.ranks);
+        joined.poll(std::min(end - steady_seconds(), 0.1));
         missing = joined.missing();
     }
     std::vector<Socket> sockets = joined.tell_all(missing.empty() ? kAllHaveCome : "missing: " + missing);
@@ -170,7 +173,8 @@ std::optional<Socket> find_rank_0(const std::vector<std::string>& hosts, int por
         if (own.address_is_given && answer && answer->starts_with("no to rank")) refused(own, answer);
         return answer == answer_of(own) && socket.send(kConfirmed);
     };
-    std::optional<Socket> socket = connect_to_any(hosts, port, seconds, is_rank_0);
+    std::optional<Socket> socket =
+        connect_to_any(hosts, port, seconds, is_rank_0, [&] { throw_if_a_rank_has_ended(own.rank, own.ranks); });
     if (!socket) return std::nullopt;
     const std::optional<std::string> said = socket->receive(own.seconds + 10);   // rank 0's own limit comes first
     if (said != kAllHaveCome) refused(own, said);

@@ -236,12 +236,13 @@ std::optional<Socket> ListeningSocket::accept(double timeout_seconds) {
 }
 
 std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
-                                     const std::function<bool(Socket&)>& greet) {
+                                     const std::function<bool(Socket&)>& greet, const std::function<void()>& look) {
     // A host that answers nothing, or whose answer is lost, is asked anew; one that refuses may just not listen yet.
     constexpr double patience = 2, pause = 0.05;
     const double deadline = steady_seconds() + timeout_seconds;
     std::set<std::string> wrong;   // addresses where `greet` returned false, until all have been tried
     do {
+        if (look) look();
         std::vector<Address> addresses;
         for (const std::string& host : hosts) {
             for (const Address& address : resolve(host, port).addresses) {

@@ -62,9 +62,10 @@ private:
 
 // Tries all addresses of all hosts at once, again and again, until one answers or the time is over; nullopt then. Where
 // several answer, an earlier one is taken, unless `greet` says of the connection that it is not the right one: private
-// addresses mean other machines elsewhere.
+// addresses mean other machines elsewhere. `look` is called before each attempt and may throw.
 std::optional<Socket> connect_to_any(const std::vector<std::string>& hosts, int port, double timeout_seconds,
-                                     const std::function<bool(Socket&)>& greet = {});
+                                     const std::function<bool(Socket&)>& greet = {},
+                                     const std::function<void()>& look = {});
 
 std::string own_host_name();   // for messages; others may not be able to resolve it
 // Returns a text that two processes share exactly if they reach each other by loopback: host name, boot and network

@@ -11,6 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/process/address.h"
+#include "llmc/process/ended_ranks.h"
 #include "llmc/process/joining.h"
 
 namespace {
@@ -101,6 +102,7 @@ double await_name(const HostPort& at, const Joining& own, const StartupOptions& 
     const double deadline = steady_seconds() + own.seconds;
     bool is_told = false;
     for (;;) {
+        throw_if_a_rank_has_ended(own.rank, own.ranks);
         const Resolution found = options.resolver(at.host, at.port);
         const double left = deadline - steady_seconds();
         if (!found.addresses.empty()) return left;
@@ -176,6 +178,7 @@ std::vector<Socket> meet_in_folder(const StartupOptions& options, Joining own) {
     }
     std::vector<Socket> sockets;
     for (const double deadline = steady_seconds() + own.seconds; steady_seconds() < deadline;) {
+        throw_if_a_rank_has_ended(own.rank, own.ranks);
         const Invitation found = read_invitation(content_of(file));
         own.word = found.word;
         std::optional<Socket> socket;

@@ -25,6 +25,7 @@ public:
                                  "LOCAL_RANK",
                                  "LOCAL_WORLD_SIZE",
                                  "TRAIN_GPT_SECRET",
+                                 "TRAIN_GPT_ENDED",
                                  "TORCHELASTIC_RUN_ID",
                                  "MASTER_ADDR",
                                  "MASTER_PORT",

@@ -305,15 +305,18 @@ struct EarlierShards {
     }
 };
 
-// Makes the folder, without what earlier calls wrote there under any name, and with nothing else removed. The manifest
-// goes first, for it says that the folder is complete; it is kept aside until all that it lists is gone, so that a call
-// that is cut in between loses track of nothing.
-void make_output_folder(const CorpusOptions& options) {
+// Makes the folder. Returns its path.
+const std::string& made_folder(const std::string& path) {
     std::error_code problem;
-    fs::create_directories(options.output, problem);
-    if (!fs::is_directory(options.output)) {
-        throw Error(ErrorKind::io, text("cannot make the folder ", options.output, ": ", problem.message()));
-    }
+    fs::create_directories(path, problem);
+    if (fs::is_directory(path)) return path;
+    throw Error(ErrorKind::io, text("cannot make the folder ", path, ": ", problem.message()));
+}
+
+// Removes what earlier calls wrote into the folder under any name, and nothing else. The manifest goes first, for it
+// says that the folder is complete; it is kept aside until all that it lists is gone, so that a call that is cut in
+// between loses track of nothing.
+void remove_earlier_corpus(const CorpusOptions& options) {
     CorpusState begun;
     begun.name = options.name;
     const std::string unfinished = unfinished_file(options), note = to_text(begun);
@@ -380,6 +383,17 @@ void check_splits(const CorpusManifest& manifest, const CorpusOptions& options, 
 
 }   // namespace
 
+void refuse_earlier(const CorpusOptions& options, const std::string& file) {
+    if (options.overwrite || !real_files().exists(file)) return;
+    throw Error(ErrorKind::usage, text("--output ", options.output, ": ", file, " is there already"),
+                "Give another place, or replace what is there with --overwrite.");
+}
+
+OutputFolder::OutputFolder(const CorpusOptions& options, const std::string& file)
+    : lock_(made_folder(options.output) + "/tokenize.lock", "--output " + options.output) {
+    refuse_earlier(options, file);
+}
+
 PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& options,
                               const std::function<void(const CorpusProgress&)>& report) {
     DocumentReader reader(options.input, cuts_for(tokenizer, options.encoding), options.threads);
@@ -389,6 +403,7 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
     const TokenFormat format = choose_format(tokenizer, options);
     std::optional<Splits> splits;
     splits.emplace(options, format);
+    const OutputFolder folder(options, options.output + "/" + manifest_file_name);
     const std::uint64_t asked = hash_of_task(tokenizer, options);
     const std::optional<CorpusState> earlier = earlier_state(options, asked);
     PreparedCorpus prepared;
@@ -397,7 +412,7 @@ PreparedCorpus prepare_corpus(const Tokenizer& tokenizer, const CorpusOptions& o
         reader.seek(earlier->input);
     } else {
         splits.reset();   // removes the shards that it may have opened
-        make_output_folder(options);
+        remove_earlier_corpus(options);
         splits.emplace(options, format);
     }
     const std::uint64_t bytes_before = reader.bytes_read();

@@ -12,6 +12,7 @@
 
 #include "llmc/data/corpus/corpus_state.h"
 #include "llmc/data/corpus/manifest.h"
+#include "llmc/io/folder_lock.h"
 #include "llmc/tokenizer/input.h"
 #include "llmc/tokenizer/tokenizer.h"
 
@@ -19,8 +20,9 @@ struct CorpusOptions {
     InputOptions input;
     EncodeOptions encoding;
     int threads = 1;
-    std::string output;   // folder, made if absent; an older corpus in it is replaced
-    std::string name;     // prefix of the shards' names
+    std::string output;      // folder, made if absent
+    bool overwrite = true;   // an older corpus in it is replaced
+    std::string name;        // prefix of the shards' names
     std::uint64_t shard_tokens = 100'000'000;
     bool dedup = false;   // keeps only the first of documents with the same tokens
     bool wide = false;    // uint32 tokens (Llama-3's format) even where uint16 would do
@@ -43,6 +45,20 @@ struct PreparedCorpus {
     std::vector<SourceCount> files;   // counts of each input
     SkippedLines skipped;             // with InputOptions::skip_bad_lines
     std::string changed;              // a file of an earlier call that is not as it was, so that this one began anew
+};
+
+// Throws Error(usage) where an earlier call has written `file` and nothing may be replaced: what took hours is not
+// replaced by accident.
+void refuse_earlier(const CorpusOptions& options, const std::string& file);
+
+// The folder of a call that writes there, made if absent and locked by tokenize.lock. Throws Error(usage) where another
+// one is writing there, or has written `file` (refuse_earlier).
+class OutputFolder {
+public:
+    OutputFolder(const CorpusOptions& options, const std::string& file);
+
+private:
+    OutputLock lock_;
 };
 
 // Goes on where an earlier call of the same options, inputs and tokenizer was cut (corpus_state.h): what is then there

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
+#include "llmc/data/inspect.h"
 #include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
@@ -68,6 +69,41 @@ TEST_CASE("tokenizer_corpus: documents follow each other behind end-of-text, acr
     CHECK(manifest.tokens("val") == 5);
     CHECK(manifest.tokens("train") == 6);
     CHECK_FALSE(std::filesystem::exists(options.output + "/train_000001.bin"));
+}
+
+TEST_CASE("tokenizer_corpus: one call at a time writes into a folder, and the next one sees what it has written") {
+    TemporaryFolder folder;
+    write_file(folder / "a.txt", "one and two and three");
+    CorpusOptions options, others;
+    options.input.files = others.input.files = {folder / "a.txt"};
+    options.output = others.output = folder / "out";
+    others.overwrite = false;
+    bool is_refused = false;
+    prepare_corpus(Tokenizer::bytes(), options, [&](const CorpusProgress&) {
+        for (const bool overwrite : {false, true}) {
+            others.overwrite = overwrite;
+            try {
+                prepare(others);
+            } catch (const Error& error) {
+                is_refused = true;
+                CHECK(error.exit_code() == 64);
+                CHECK(error.message().find("another run is writing there (process ") != std::string::npos);
+            }
+        }
+    });
+    CHECK(is_refused);
+    CHECK_FALSE(std::filesystem::exists(options.output + "/tokenize.lock"));
+    others.overwrite = false;
+    try {
+        prepare(others);
+        FAIL("not refused");
+    } catch (const Error& error) {
+        CHECK(error.exit_code() == 64);
+        CHECK(error.message().find("manifest.json is there already") != std::string::npos);
+    }
+    verify_corpus(options.output);
+    others.overwrite = true;
+    CHECK(prepare(others).documents == 1);
 }
 
 TEST_CASE("tokenizer_corpus: a corpus replaces the one before it, under whatever name, and nothing else") {
