@@ -24,8 +24,8 @@ inline constexpr std::size_t most_json_values = std::size_t{1} << 22;
 
 // Limits that hold while a text is parsed, so that refusing it does not cost what reading it would.
 struct JsonLimits {
-    std::size_t values = most_json_values;   // of the whole text, nested ones too
-    std::size_t elements = SIZE_MAX;         // of one list
+    std::size_t values = most_json_values;   // in the whole text, nested ones too
+    std::size_t elements = SIZE_MAX;         // in one list
 };
 
 // Thrown where a value lacks something or is of another kind than asked for; `offset`: of the value's first byte in its

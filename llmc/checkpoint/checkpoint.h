@@ -179,7 +179,7 @@ std::vector<std::string> remove_unfinished_checkpoints(FileSystem& files, const 
 
 struct Retention {
     int keep = 0;          // newest ones that stay; 0: all
-    int major_every = 0;   // those whose step is a multiple stay too; 0: none for its step
+    int major_every = 0;   // multiples of this stay too; 0: none for its step
     int origin = 0;        // the one that the run resumed from stays: it is known to verify; 0: a fresh run
 };
 

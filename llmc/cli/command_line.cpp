@@ -252,7 +252,7 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
     return given;
 }
 
-constexpr std::size_t kLongestLine = 16384;   // of --config; the parser's time grows with the square
+constexpr std::size_t kLongestLine = 16384;   // in --config, because the parser's time grows with the square
 
 // Returns true if a line's value begins with a quote that does not come again.
 bool has_open_quote(const std::string& line) {

@@ -228,7 +228,7 @@ void check_activations(const Options& o, const ModelConfig& c) {
     const std::int64_t of_mlp =
         c.experts == 0 ? c.fc_width() : (c.experts_per_token() + c.shared_experts) * c.hidden_width(c.expert_width());
     const double widths = static_cast<double>(c.channels + c.qkv_width() + of_mlp) * static_cast<double>(c.layers) +
-                          static_cast<double>(c.padded_vocab_size);   // of a token, each kept a few times
+                          static_cast<double>(c.padded_vocab_size);   // for one token, each kept a few times
     const double each = widths * o.seq_len;
     refuse_if(
         each * o.micro_batch > kMostCounted,

@@ -95,7 +95,7 @@ public:
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
     void rewind(const RewindRecord& record, StepPhase next);
 
-    // What of a resumed run's records was dropped though no step of a run writes it, in words.
+    // Warnings about records that were dropped when the run resumed, because no step of a run writes such.
     const std::vector<std::string>& warnings() const { return warnings_; }
     // The last step whose loss was recorded when the records were opened; 0: none, or a fresh run.
     int recorded() const { return recorded_; }

@@ -513,7 +513,7 @@ private:
     std::size_t at_ = 0;
     unsigned depth_ = 0;
     bool caseless_ = false, dot_all_ = false;
-    char32_t last_letter_ = 0;   // of a text without regard to case, if it ends here
+    char32_t last_letter_ = 0;   // text without regard to case, if it ends here
     Repeat repeat_ = {};
     std::vector<Part> parts_;
     std::vector<CodeSet> sets_;

@@ -98,7 +98,7 @@ private:
     }
 
     static constexpr std::size_t no_match = ~std::size_t{0};
-    std::vector<std::uint8_t> kinds_;   // of code points, as the translated pattern sees them
+    std::vector<std::uint8_t> kinds_;   // classes of code points, as the translated pattern sees them
     pcre2_code* code_ = nullptr;
     pcre2_match_data* match_ = nullptr;
     pcre2_match_context* context_ = nullptr;
@@ -106,7 +106,7 @@ private:
     std::string_view text_;
     std::string kinds_of_text_;   // one for each character; the places below are among these
     std::size_t at_ = 0;          // end of the last piece
-    std::size_t byte_ = 0;        // the same place in text_
+    std::size_t byte_ = 0;        // its place in text_
     std::size_t search_ = 0;      // begin of the next search
     std::size_t match_begin_ = no_match, match_end_ = 0;
 };
