@@ -26,6 +26,7 @@
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
+#include "llmc/run/step_sizes.h"
 
 namespace {
 

@@ -15,10 +15,7 @@ PipelineShape pipeline_shape(const Options& options);
 // check_total_batch: tokens of steps and of the run, which must also fit into the integers that count them.
 // check_micro_batches: of the first step; needs the number of data-parallel ranks (`dp`). check_model_fits: a model
 // that the layout cannot divide, or whose activations 64 bits cannot count.
-void check_total_batch(const Options& options);
 void check_layout(const Options& options);
-void check_micro_batches(const Options& options,
-                         const char* flag = "--total-batch ");   // `flag`: what gave their tokens
 void check_model_fits(const Options& options, const ModelConfig& config);
 
 // Sets `dp`, the number of ranks with different samples. Throws Error(usage) if they cannot share a step.

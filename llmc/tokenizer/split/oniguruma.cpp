@@ -19,19 +19,8 @@ CodeSet one(std::uint32_t code) { return {{code, code}}; }
 
 CodeSet property(const char* name) { return *unicode_property(name); }
 
-bool is_in(const CodeSet& set, std::uint32_t code) {
-    const auto range = std::ranges::lower_bound(set, code, {}, &CodeRange::last);
-    return range != set.end() && range->first <= code;
-}
-
 bool is_digit(char32_t c) { return c >= '0' && c <= '9'; }
 bool is_ascii_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
-
-// Characters beyond ASCII that are not equal to themselves alone without regard to case, single or several.
-CodeSet cased_beyond_ascii() {
-    CodeSet cased = unite(unite(property("Lu"), property("Ll")), unite(property("Lt"), property("Upper")));
-    return intersect(unite(cased, unite(property("Lower"), {{0x345, 0x345}})), {{0x80, max_code}});
-}
 
 // `\w` outside of brackets: Oniguruma has a table of its own below U+0100.
 CodeSet word() { return unite(property("Word"), {{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}); }
@@ -475,31 +464,15 @@ private:
 
     // Gives each kind of character a byte and prints sets as classes of these.
     TranslatedPattern print() const {
-        std::map<std::uint32_t, std::vector<std::size_t>> changes;   // sets that begin or end at a code point
-        changes[0];
-        for (std::size_t i = 0; i < sets_.size(); i++) {
-            for (const CodeRange range : sets_[i]) {
-                changes[range.first].push_back(i);
-                if (range.last < max_code) changes[range.last + 1].push_back(i);
-            }
-        }
+        CodeKinds kinds = kinds_of(sets_);
+        if (kinds.by_sets.size() > 256) refuse(0, "more than 256 kinds of characters, which are not supported,");
         TranslatedPattern result;
-        result.kinds.resize(max_code + 1);
-        std::map<std::vector<bool>, std::uint8_t> kinds;   // by the sets that a code point is in
-        std::vector<bool> inside(sets_.size());
-        for (auto change = changes.begin(); change != changes.end(); ++change) {
-            for (const std::size_t i : change->second) inside[i] = !inside[i];
-            const auto kind = kinds.try_emplace(inside, static_cast<std::uint8_t>(kinds.size())).first;
-            if (kinds.size() > 256) refuse(0, "more than 256 kinds of characters, which are not supported,");
-            const auto behind = std::next(change);
-            const auto end = behind == changes.end() ? result.kinds.end() : result.kinds.begin() + behind->first;
-            std::fill(result.kinds.begin() + change->first, end, kind->second);
-        }
+        result.kinds = std::move(kinds.by_code);
         for (const Part& part : parts_) {
             result.regex += part.text;
             if (part.set == no_set) continue;
             std::string members;
-            for (const auto& [sets, kind] : kinds) {
+            for (const auto& [sets, kind] : kinds.by_sets) {
                 if (!sets[part.set]) continue;
                 const char* const digits = "0123456789abcdef";
                 members += {'\\', 'x', digits[kind >> 4], digits[kind & 15]};

@@ -164,6 +164,33 @@ constexpr std::pair<std::string_view, std::string_view> long_names[] = {
 
 }   // namespace
 
+bool is_in(const CodeSet& set, std::uint32_t code) {
+    const auto range = std::ranges::lower_bound(set, code, {}, &CodeRange::last);
+    return range != set.end() && range->first <= code;
+}
+
+CodeKinds kinds_of(const std::vector<CodeSet>& sets) {
+    std::map<std::uint32_t, std::vector<std::size_t>> changes;   // sets that begin or end at a code point
+    changes[0];
+    for (std::size_t i = 0; i < sets.size(); i++) {
+        for (const CodeRange range : sets[i]) {
+            changes[range.first].push_back(i);
+            if (range.last < max_code) changes[range.last + 1].push_back(i);
+        }
+    }
+    CodeKinds kinds;
+    kinds.by_code.resize(max_code + 1);
+    std::vector<bool> inside(sets.size());
+    for (auto change = changes.begin(); change != changes.end(); ++change) {
+        for (const std::size_t i : change->second) inside[i] = !inside[i];
+        const auto kind = kinds.by_sets.try_emplace(inside, static_cast<std::uint8_t>(kinds.by_sets.size())).first;
+        const auto behind = std::next(change);
+        const auto end = behind == changes.end() ? kinds.by_code.end() : kinds.by_code.begin() + behind->first;
+        std::fill(kinds.by_code.begin() + change->first, end, kind->second);
+    }
+    return kinds;
+}
+
 CodeSet unite(const CodeSet& a, const CodeSet& b) {
     CodeSet sorted = a, set;
     sorted.insert(sorted.end(), b.begin(), b.end());
@@ -232,4 +259,10 @@ CharTable::CharTable() {
         if (same == distinct) std::memcpy(classes_[distinct++], classes, 256);
         block_[block] = static_cast<std::uint16_t>(same);
     }
+}
+
+CodeSet cased_beyond_ascii() {
+    CodeSet cased{{0x345, 0x345}};   // a mark that upper case makes a letter
+    for (const char* name : {"Lu", "Ll", "Lt", "Upper", "Lower"}) cased = unite(cased, *unicode_property(name));
+    return intersect(cased, {{0x80, max_code}});
 }
