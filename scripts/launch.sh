@@ -57,13 +57,15 @@ for signal in INT TERM HUP USR1; do trap "asked=$signal" "$signal"; done
 # by which ranks of this run know each other from strangers
 export TRAIN_GPT_SECRET=${TRAIN_GPT_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 # The file of ranks that have ended. It has no other name, so that nothing is left of it however this script ends.
-if file=$(mktemp 2>/dev/null); then
-    exec {ended_ranks}>"$file"
+file=$(mktemp 2>/dev/null) || file=/dev/null
+if ! exec {ended_ranks}>"$file"; then
+    echo "launch.sh: this script may have too few open files: raise the limit (ulimit -n), which is $(ulimit -n)" >&2
+    exit 69
+fi
+unset TRAIN_GPT_ENDED
+if [ "$file" != /dev/null ]; then
     rm "$file"
     export TRAIN_GPT_ENDED=/proc/$$/fd/$ended_ranks
-else
-    exec {ended_ranks}>/dev/null
-    unset TRAIN_GPT_ENDED
 fi
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port
 set -m   # job control gives each a process group

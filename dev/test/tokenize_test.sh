@@ -290,7 +290,7 @@ printf '%s\n' '{"ctx": "a", "endings": ["b", "c"], "label": 0}' '{"ctx": "a", ' 
 bad bad.jsonl "offset 62: not JSON" "$tokenize" --questions hellaswag --output q.bin bad.jsonl
 head -c 1100 hellaswag.bin >cut.bin
 set -f
-bad cut.bin "damaged: the content's hash is" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
+bad cut.bin "byte 28: damaged: the content's hash is" $(train bytes bytes) --seq-len 64 --hellaswag 1 --hellaswag-data cut.bin
 set +f
 
 # ---- Git LFS pointers in the place of any file that is read
