@@ -131,6 +131,14 @@ dev/test/limited.sh 500 bash -c "setsid sleep 5000 & echo \$! >$work/left"
 [ $? -eq 0 ] && is_gone left
 verdict $? "limited.sh: what a command that ends well leaves behind"
 rm "$work/left"
+printf '#!/bin/sh\nexec "$0"\n' >"$work/again"
+chmod +x "$work/again"
+for i in {1..20}; do
+    dev/test/limited.sh 500 bash -c "setsid $work/again & echo \$! >$work/left; sleep 0.0$((i % 10))" && is_gone left || break
+    rm "$work/left"
+done
+[ ! -e "$work/left" ]
+verdict $? "limited.sh: a process in the middle of an exec, which shows no environment"
 dev/test/limited.sh 1 dev/test/limited.sh 200 bash -c "setsid sleep 5000 & echo \$! >$work/left; wait"
 [ $? -eq 124 ] && is_gone left
 verdict $? "limited.sh: one in another"

@@ -9,24 +9,37 @@ set -u
 seconds=$1
 shift
 mark=LIMITED_$$
-marked() (   # without this function's own
-    unset "$mark"
-    grep -lszxF "$mark=1" /proc/[0-9]*/environ | grep -oE '[0-9]+'
-)
+look() {   # left: processes with the mark; undecided: whether one shows no environment, because it is becoming another (exec)
+    local process
+    local -a environment
+    left=() undecided=
+    for process in /proc/[0-9]*; do
+        { mapfile -d '' -t environment <"$process/environ"; } 2>/dev/null || continue
+        if [ ${#environment[@]} = 0 ]; then
+            [ ! -e "$process/exe" ] || undecided=1   # what has ended, and threads of the kernel, have none
+        elif [[ " ${environment[*]} " == *" $mark=1 "* ]]; then
+            left+=("${process#/proc/}")
+        fi
+    done
+}
 export "$mark=1"
 timeout --foreground -k 5 "$seconds" "$@" &   # --foreground: it stays in this script's process group
 trap 'kill -s TERM $!' INT TERM HUP
 wait $!
 status=$?
-left=$(marked)
-if [ -n "$left" ]; then
-    kill -s TERM $left 2>/dev/null
-    for _ in {1..30}; do
-        left=$(marked)
-        [ -n "$left" ] || break
-        sleep 0.1
+asked=" "
+for round in {0..30}; do
+    look
+    [ ${#left[@]} != 0 ] || [ -n "$undecided" ] || break
+    for process in "${left[@]}"; do
+        if [ "$round" = 30 ]; then
+            kill -s KILL "$process" 2>/dev/null
+        elif [[ "$asked" != *" $process "* ]]; then
+            kill -s TERM "$process" 2>/dev/null
+            asked+="$process "
+        fi
     done
-    [ -z "$left" ] || kill -s KILL $left 2>/dev/null
-fi
+    sleep 0.1
+done
 [ $status -ne 137 ] || status=124   # it did not listen
 exit $status
