@@ -965,103 +965,51 @@ TEST_CASE("gpt: actions out of order are bugs, and so is more in flight than the
             "more than 2 delayed gradients");
 }
 
-TEST_CASE("gpt: what crosses a cut point is read where the cut point has left it, and nowhere else") {
-    // Moves all that crosses; what is no longer needed where it was is made NaN there.
-    struct Moving : CutPoints {
-        Moving(Arena& arena, std::int64_t its_elements) : elements(its_elements) {
-            for (auto& buffer : moved) {
-                buffer = arena.allocate<floatX>("test/moved", static_cast<std::size_t>(its_elements));
-            }
-        }
-        floatX* move(int to, const floatX* from, floatX* spoil, cudaStream_t stream) {
-            calls++;
-            floatX* data = moved[static_cast<std::size_t>(to)].data();
-            CUDA_CHECK(cudaMemcpyAsync(data, from, static_cast<std::size_t>(elements) * sizeof(floatX),
-                                       cudaMemcpyDeviceToDevice, stream));
-            if (spoil) fill(spoil, elements, NAN, stream);
-            return data;
-        }
-        const floatX* gather_to_tp(const floatX* in, cudaStream_t stream) override {
-            return move(0, in, nullptr, stream);
-        }
-        void gather_to_tp(const floatX* in, int rows, const GatheredWork& work, cudaStream_t stream) override {
-            work(move(0, in, nullptr, stream), {0, rows});
-        }
-        floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue&, cudaStream_t stream) override {
-            return move(1, din, din, stream);
-        }
-        floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work,
-                               cudaStream_t stream) override {
-            work({0, rows});
-            floatX* const moved_to = move(2, out, out, stream);
-            if (to == nullptr) return moved_to;
-            CUDA_CHECK(cudaMemcpyAsync(to, moved_to, static_cast<std::size_t>(elements) * sizeof(floatX),
-                                       cudaMemcpyDeviceToDevice, stream));
-            return to;
-        }
-        const floatX* reduce_from_tp_backward(const floatX* dout, WeightGradientQueue&, cudaStream_t stream) override {
-            return move(3, dout, nullptr, stream);
-        }
-        std::int64_t elements;
-        std::array<DeviceBuffer<floatX>, 4> moved;
-        int calls = 0;
-    };
+TEST_CASE("gpt: rows that tp ranks exchange are read where the exchange has left them, and nowhere else") {
+    // A group of one rank, which shares its rows with nobody but moves all of them. What has been added up is made NaN
+    // where it was.
     for (const Problem& problem : {odd_problem(), untied_problem()}) {
         for (Recompute recompute : {Recompute::none, Recompute::block}) {
+            Arena arena;
+            Communicator group(Communicator::make_unique_id(), 0, 1, "tp");
             StageOptions options = test_options();
             options.recompute = recompute;
-            const Outcome expected = Runner(problem, options).run();
-            Arena arena;
-            Moving moving(arena, std::int64_t{problem.B} * problem.T * problem.reference.table.config().channels);
-            options.cut_points = &moving;
+            options.groups.tp = &group;
+            options.tp_chunks = 3;   // so that sums have memory of their own
+            Runner in_place(problem, options);
+            const Outcome expected = in_place.run();
+            const auto room = static_cast<std::size_t>(problem.B) * static_cast<std::size_t>(problem.T) *
+                              static_cast<std::size_t>(problem.reference.table.config().channels);
+            const auto moved = arena.allocate<floatX>("test/moved", room);
+            int calls = 0;
+            std::size_t used = 0;
+            group.set_tap([&](const CommCall& call, const Communicator::Make& make) {
+                if (std::string_view(call.operation) == "all-reduce") return make(call);   // of the loss
+                calls++;
+                if (std::string_view(call.operation) != "reduce-scatter" || call.in == call.out) return make(call);
+                if (used + call.count > room) used = 0;
+                floatX* const to = moved.data() + used;
+                used += call.count;
+                CUDA_CHECK(
+                    cudaMemcpyAsync(to, call.in, call.count * sizeof(floatX), cudaMemcpyDeviceToDevice, call.stream));
+                fill(static_cast<floatX*>(const_cast<void*>(call.in)), static_cast<std::int64_t>(call.count), NAN,
+                     call.stream);
+                CommCall elsewhere = call;
+                elsewhere.in = to;
+                make(elsewhere);
+            });
+            options.sequence_parallel = true;
             Runner runner(problem, options);
             const Outcome found = runner.run();
             CHECK(found.losses == expected.losses);
             CHECK(found.gradients == expected.gradients);
-            // forward 2 enter, 2 leave; backward the same, and enter twice again; under recompute 3 more
+            // forward 2 gathers, 2 sums; backward the same, and 2 gathers again; under recompute 3 more
             const int layers = static_cast<int>(problem.reference.table.config().layers);
-            CHECK(moving.calls == layers * (recompute == Recompute::block ? 13 : 10) + 4);
+            CHECK(calls == 3 * (layers * (recompute == Recompute::block ? 13 : 10) + 4));
             CHECK(runner.validation_losses() == expected.losses);
             CUDA_CHECK(cudaDeviceSynchronize());
         }
     }
-}
-
-TEST_CASE(
-    "gpt: under tensor parallelism what gradients of weights read is announced before a collective, used behind it") {
-    struct Story : CutPoints {
-        using CutPoints::gather_to_tp;
-        const floatX* gather_to_tp(const floatX* in, cudaStream_t) override { return story += " enter", in; }
-        void will_gather_to_tp(const floatX*, cudaStream_t) override { story += " announce"; }
-        floatX* gather_to_tp_backward(floatX* din, WeightGradientQueue& queue, cudaStream_t) override {
-            story += " begin";
-            queue.collective_started();
-            story += " end";
-            return din;
-        }
-        std::string story;
-    };
-    // the part of one of two ranks; nobody adds the other's, so its numbers mean nothing
-    const Problem problem = random_problem(custom_model_config(1, 2, 64, 40, 150), 1, 16, 6);
-    Story cut_points;
-    StageOptions options = test_options();
-    options.B = problem.B;
-    options.T = problem.T;
-    options.place.mesh.tp = 2;
-    options.cut_points = &cut_points;
-    OwnedStream stream;
-    Arena arena;
-    Stage stage(problem.reference.table.config(), options, arena, stream.get());
-    initialize_parameters(stage.parameters(), 42, stage.stream());
-    const RankSizes& sizes = stage.sizes();
-    CHECK(sizes.V == sizes.Vp);
-    BatchBuffer batch(arena, sizes.B, sizes.T, sizes.V, sizes.first_token);
-    batch.upload(problem.tokens, std::vector<int>(problem.targets.size(), 0), stream.get());
-    stage.forward(0, 0, batch.batch(), Purpose::training);
-    cut_points.story.clear();
-    stage.backward_input(0, 0, batch.batch(), 1.0f);
-    CUDA_CHECK(cudaStreamSynchronize(stream.get()));
-    CHECK(cut_points.story == " enter begin end announce begin enter end announce begin enter end");
 }
 
 TEST_CASE("gpt: a rank reads its own tokens of a sequence, not those of other cp ranks") {

@@ -43,8 +43,11 @@ private:
     Matmul matmul_;
     RankSizes sizes_;   // sizes of the rows read at once
     AttentionChoice<floatX> attention_;
-    CutPoints one_device_;
-    ExpertRanks one_device_of_experts_;
+    // one device's
+    TpRegion tp_;
+    VocabularyRegion vocabulary_;
+    ContextParallel context_;
+    ExpertRanks expert_ranks_;
     Workspace workspace_;
     RouterBias router_bias_;
     StageTools tools_;

@@ -3,12 +3,6 @@
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
 
-Positions CutPoints::positions() const { return {}; }
-Positions StageTools::positions(const Batch& batch) const {
-    if (batch.documents.positions != nullptr) return {.of_rows = batch.documents.positions};
-    return cut_points.positions();
-}
-
 void Embedding::forward(floatX* out, const Batch& batch) const {
     const RankSizes& sizes = tools_.sizes;
     const bool all_rows = sizes.residual_rows() == sizes.rows();
@@ -23,13 +17,11 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
                                         .C = sizes.C,
                                         .V = sizes.Vp,
                                         .first_token = sizes.first_token,
-                                        .positions = tools_.positions(batch)};
-    // the first call embeds all rows
-    auto work = [&](Rows rows) {
-        if (rows.first == 0) embedding_forward(args, tools_.stream);
-    };
-    const floatX* const left = tools_.cut_points.reduce_from_tp(args.out, out, sizes.rows(), work, tools_.stream);
-    ENSURE(left == out, "the embedding's output has left to another place than it was to");
+                                        .positions = tools_.context.positions(batch)};
+    embedding_forward(args, tools_.stream);
+    for (int i = 0; i < tools_.tp.summed_chunks(); i++) tools_.tp.begin_sum(args.out, out, i);
+    const floatX* const sums = tools_.tp.wait_for_sums(args.out, out);
+    ENSURE(sums == out, "the embedding's output is in another place than it was to go to");
 }
 
 void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& gradients,
@@ -37,7 +29,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
     const RankSizes& sizes = tools_.sizes;
     const GradientTarget dwte = gradients.next(parameters_.index("wte.weight"));
     const GradientTarget dwpe = wpe_ ? gradients.next(wpe_index_) : GradientTarget{{nullptr, gradients.type()}};
-    const floatX* const dout_rows = tools_.cut_points.reduce_from_tp_backward(dout, queue, tools_.stream);
+    const floatX* const dout_rows = tools_.tp.gather_gradient(dout, queue);
     const TokenGroupsView& positions = batch.documents.position_groups;
     const bool grouped = positions.order != nullptr && wpe_ != nullptr;
     const auto max_positions = static_cast<int>(sizes.model.max_seq_len);
@@ -55,7 +47,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
                                                         .max_positions = max_positions,
                                                         .accumulate_wpe = dwpe.accumulate,
                                                         .first_token = sizes.first_token,
-                                                        .positions = tools_.positions(batch)},
+                                                        .positions = tools_.context.positions(batch)},
                            tools_.stream);
         if (!grouped) return;
         if (!dwpe.accumulate) fill(wpe, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);

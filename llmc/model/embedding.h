@@ -3,7 +3,7 @@
 #pragma once
 
 #include "llmc/model/batch.h"
-#include "llmc/model/cut_points.h"
+#include "llmc/model/stage/stage_tools.h"
 
 class Embedding {
 public:

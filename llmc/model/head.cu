@@ -4,13 +4,6 @@
 
 #include "llmc/kernels/rows/classifier.cuh"
 
-void CutPoints::vocabulary_loss(const Classifier<floatX>& arguments, cudaStream_t stream) {
-    fused_classifier(arguments, stream);
-}
-void CutPoints::gather_logits(floatX*, const floatX*, int, cudaStream_t) {
-    ENSURE(false, "one device has all logits: there is nothing to gather");
-}
-
 int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size) {
     const std::int64_t bytes = std::int64_t{9} << 28;   // 64 x 1024 tokens of GPT-2 are three chunks in bf16
     const int multiple = 128;
@@ -40,28 +33,26 @@ NormOutput Head::normed() const {
 void Head::final_norm(const floatX* in) const { norm_.forward(normed(), in); }
 
 void Head::logits(floatX* out, int first_row, int count) const {
-    const floatX* const lnf = tools_.cut_points.gather_to_tp(tools_.workspace.lnf.data(), tools_.stream);
+    const floatX* const lnf = tools_.tp.gather(tools_.workspace.lnf.data());
     const floatX* const rows = lnf + std::int64_t{first_row} * tools_.sizes.C;
     if (vocabulary_is_whole_) return classifier_.forward(out, rows, count, tools_.stream);
     ENSURE(count <= chunk_rows_, count, " rows of logits, room for ", chunk_rows_);
     floatX* const shard = tools_.workspace.logits.data();
     classifier_.forward(shard, rows, count, tools_.stream);
-    tools_.cut_points.gather_logits(out, shard, count, tools_.stream);
+    tools_.vocabulary.gather_logits(out, shard, count);
 }
 
 void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const {
     const Workspace& w = tools_.workspace;
-    tools_.cut_points.vocabulary_loss(
-        Classifier<floatX>{
-            w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V, tools_.sizes.Vp,
-            dloss, gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
-            gradient ? tools_.z_loss : 0.0f, gradient || margins_ == nullptr ? nullptr : margins_ + first},
-        tools_.stream);
+    tools_.vocabulary.loss(Classifier<floatX>{
+        w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V, tools_.sizes.Vp, dloss,
+        gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss, gradient ? tools_.z_loss : 0.0f,
+        gradient || margins_ == nullptr ? nullptr : margins_ + first});
 }
 
 void Head::loss(const floatX* in, const Batch& batch) const {
     final_norm(in);
-    const floatX* const lnf = tools_.cut_points.gather_to_tp(tools_.workspace.lnf.data(), tools_.stream);
+    const floatX* const lnf = tools_.tp.gather(tools_.workspace.lnf.data());
     for_chunks([&](int first, int count) {
         classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count,
                             tools_.stream);
@@ -71,11 +62,11 @@ void Head::loss(const floatX* in, const Batch& batch) const {
 
 void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& batch, float dloss,
                              Gradients& gradients) const {
-    CutPoints& cut = tools_.cut_points;
+    TpRegion& tp = tools_.tp;
     const Workspace& workspace = tools_.workspace;
     const cudaStream_t stream = tools_.stream;
     final_norm(in);
-    const floatX* const lnf = cut.gather_to_tp(workspace.lnf.data(), stream);
+    const floatX* const lnf = tp.gather(workspace.lnf.data());
     floatX* const logits = workspace.logits.data();
     floatX* const dlnf = workspace.dnormed;
     for_chunks([&](int first, int count) {
@@ -86,10 +77,7 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
         classifier_.backward_weight(gradients, logits, lnf + offset, count, stream);
     });
     WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
-    norm_.backward({.din = dresidual,
-                    .dout = cut.gather_to_tp_backward(dlnf, nothing, stream),
-                    .in = in,
-                    .kept = normed(),
-                    .add_to_din = false},
-                   gradients, nothing);
+    norm_.backward(
+        {.din = dresidual, .dout = tp.sum_gradient(dlnf, nothing), .in = in, .kept = normed(), .add_to_din = false},
+        gradients, nothing);
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/cut_points.h"
+#include "llmc/model/stage/stage_tools.h"
 
 class Norm {
 public:

@@ -7,8 +7,8 @@
 
 #include <optional>
 
-#include "llmc/model/cut_points.h"
 #include "llmc/model/norm.h"
+#include "llmc/model/stage/stage_tools.h"
 
 // A norm to make with the sum before it, where the two can be one kernel.
 struct NextNorm {

@@ -7,7 +7,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/pinned.h"
 #include "llmc/base/stream.h"
-#include "llmc/parallel/tensor_parallel.h"
+#include "llmc/model/tp_region.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ public:
           arrived_(static_cast<std::size_t>(chunks_)),
           ends_(holders && !arena.counts() ? static_cast<std::size_t>(holders->size() * experts) : 0) {}
 
-    // Each tp rank has a part of every chunk of rows (tensor_parallel.h).
+    // Each tp rank has a part of every chunk of rows (tp_region.h).
     RowSequences sequences(const RankSizes& sizes) const override {
         const int parts = sizes.residual_parts;
         if (parts == 1) return ExpertRanks::sequences(sizes);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "llmc/mesh/context_cut.h"
+
 namespace {
 
 // Returns this rank's end of the link from stage `from` to stage `to`; null where there is none for it in this round,
@@ -63,7 +65,26 @@ Communicator* holders_in_replica(World& world) {
     return world.group("holders of experts in a replica", members);
 }
 
+// Returns the group of the cp ranks `members` of this rank's sequence; null for one rank.
+Communicator* cp_group(World& world, const char* name, const std::vector<int>& members) {
+    if (members.size() == 1) return nullptr;
+    std::vector<int> ranks;
+    for (int cp : members) {
+        MeshCoordinates at = world.at();
+        at.cp = cp;
+        ranks.push_back(rank_of(world.mesh(), at));
+    }
+    return world.group(name, ranks);
+}
+
 }   // namespace
+
+StageGroups stage_groups(World& world, int ulysses) {
+    const ContextCut cut{world.mesh().cp, ulysses, world.at().cp};
+    return {.tp = world.mesh().tp > 1 ? world.group({Axis::tp}) : nullptr,
+            .ring = cp_group(world, "cp ring", cut.ring_members()),
+            .ulysses = cp_group(world, "cp ulysses", cut.ulysses_members())};
+}
 
 TrainingGroups training_groups(World& world, bool ring, bool tied, int head_copies) {
     return {.zero = world.group(zero_axes),

@@ -2,7 +2,11 @@
 #pragma once
 
 #include "llmc/model/config.h"
+#include "llmc/model/stage/stage_options.h"
 #include "llmc/process/world.h"
+
+// Makes the groups that share the work of this rank's stage. Collective over the world. `ulysses`: as in StageOptions.
+StageGroups stage_groups(World& world, int ulysses);
 
 // Ends of a pipeline stage's links to its neighbours: a communicator for each direction, whose sender is rank 0 and
 // whose receiver is rank 1; because on a shared one sends and receives would wait for each other. Null: no such link.

@@ -4,7 +4,7 @@
 #include "llmc/model/memory/rank_sizes.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
-#include "llmc/parallel/tensor_parallel.h"
+#include "llmc/model/tp_region.h"
 #include "llmc/plan/layer_time.h"
 #include "llmc/plan/step_time.h"
 

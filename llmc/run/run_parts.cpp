@@ -4,11 +4,10 @@
 
 #include "llmc/model/parameters/weights.h"
 #include "llmc/parallel/expert_parallel.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/run/part_options.h"
 
-static StageOptions with(StageOptions options, CutPoints* cut_points, ExpertRanks* expert_ranks, bool backward) {
-    options.cut_points = cut_points;
+static StageOptions with(StageOptions options, const StageGroups& groups, ExpertRanks* expert_ranks, bool backward) {
+    options.groups = groups;
     options.expert_ranks = expert_ranks;
     options.backward = backward;
     return options;
@@ -16,15 +15,15 @@ static StageOptions with(StageOptions options, CutPoints* cut_points, ExpertRank
 
 RunParts::RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
                    bool backward)
-    : RunParts(with(stage_options(options, config, world.mesh(), world.at()), nullptr, nullptr, backward), config,
+    : RunParts(with(stage_options(options, config, world.mesh(), world.at()), {}, nullptr, backward), config,
                training_groups(world, config, options.pp_chunks, options.local.every > 0), world, arena, stream) {}
 
 RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, const TrainingGroups& its_groups, World& world,
                    Arena& arena, cudaStream_t stream)
     : groups(its_groups),
-      cut_points(make_cut_points(world, of_stage, arena, stream)),
       expert_ranks(make_expert_ranks(world, of_stage, config, arena)),
-      stage(config, with(of_stage, cut_points.get(), expert_ranks.get(), of_stage.backward), arena, stream) {}
+      stage(config, with(of_stage, stage_groups(world, of_stage.ulysses), expert_ranks.get(), of_stage.backward), arena,
+            stream) {}
 
 void start_weights(const ModelState<floatX>& parameters, RouterBias& router_bias, const WeightSource* weights,
                    std::uint64_t seed, cudaStream_t stream) {

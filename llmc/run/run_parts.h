@@ -12,7 +12,6 @@
 
 struct RunParts {
     TrainingGroups groups;
-    std::unique_ptr<CutPoints> cut_points;
     std::unique_ptr<ExpertRanks> expert_ranks;
     Stage stage;
     std::optional<Step> step;   // made after the stage has its weights

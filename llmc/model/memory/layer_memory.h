@@ -3,7 +3,7 @@
 // Each tensor stands here once, with its type and shape; visit() beside it tells its name and size. Allocation, the
 // memory plan, recompute and the search for values that are not finite all read that.
 //
-// Shapes: R rows of a micro-batch on this rank, Rr of them in the residual region (cut_points.h), other letters as in
+// Shapes: R rows of a micro-batch on this rank, Rr of them in the residual region (tp_region.h), other letters as in
 // RankSizes. An address is null if the model has no such tensor.
 #pragma once
 

@@ -16,7 +16,7 @@ struct RankSizes {
     int F;                    // channels of this rank inside the MLP
     int V, Vp;                // tokens of this rank's part of the vocabulary, without and with padding
     int first_token;          // first token of this rank's part of the vocabulary
-    int residual_parts;       // ranks that share the rows of the residual region (cut_points.h)
+    int residual_parts;       // ranks that share the rows of the residual region (tp_region.h)
     int ulysses;              // ranks that exchange heads for tokens (llmc/mesh/context_cut.h)
     ModelConfig model;        // the whole model
     int whole_T = 0;          // tokens of a whole sequence, of all cp ranks

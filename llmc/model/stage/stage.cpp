@@ -54,6 +54,10 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
       options_(options),
       stream_(stream),
       matmul_(arena, options.matmul),
+      tp_(options.groups.tp, options.sequence_parallel, options.tp_chunks, arena, stream),
+      vocabulary_(options.groups.tp, arena, stream),
+      context_(context(), options.groups.ring, options.groups.ulysses, arena, stream,
+               options.in_flight.delayed == 0),   // else delayed gradients of weights read what backward could reuse
       router_bias_(config, arena, stream) {
     check_options(config, options);
     if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
@@ -82,7 +86,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     }
     attention_choice_.emplace(options.attention, sizes_.attention(), arena, std::move(attention_use));
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
-    tools_.emplace(StageTools{matmul_, *attention_choice_, options.cut_points ? *options.cut_points : one_device_,
+    tools_.emplace(StageTools{matmul_, *attention_choice_, tp_, vocabulary_, context_,
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});
     tools_->router_bias = router_bias_.data();
@@ -95,7 +99,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
             tools_->expert_totals = expert_totals_.addresses();
         }
     }
-    tools_->cut_points.set_sizes(sizes_);
+    tell_sizes();
     for (const Chunk& chunk : options_.chunks) {
         if (chunk.embedding) embedding_.emplace(*tools_, unsharded_);
         for (int layer = static_cast<int>(chunk.layers.begin); layer < static_cast<int>(chunk.layers.end); layer++) {
@@ -121,7 +125,13 @@ void Stage::set_batch_shape(int B, int T) {
     options_.B = B;
     options_.T = T;
     sizes_ = sizes_of(B, T);
-    tools_->cut_points.set_sizes(sizes_);
+    tell_sizes();
+}
+
+void Stage::tell_sizes() {
+    tp_.set_sizes(sizes_);
+    vocabulary_.set_sizes(sizes_);
+    context_.set_sizes(sizes_);
 }
 
 // Returns the layers of a chunk.

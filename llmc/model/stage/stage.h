@@ -71,6 +71,7 @@ public:
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.
     void set_batch_shape(int B, int T);
+    const ContextParallel& context_parallel() const { return context_; }
 
     // ---- experts
     // Sets StageTools::sequence_share for the next steps.
@@ -132,6 +133,7 @@ private:
     int slot_of(int param) const { return storage_->find(param)->slot; }
     void add_head_reads(UnitReads& reads) const;
     RankSizes sizes_of(int B, int T) const;
+    void tell_sizes();
     std::span<const Placed> layers_of(int chunk_index) const;
     template <class Work>
     void use(Direction direction, Work&& work);
@@ -145,7 +147,9 @@ private:
     StageOptions options_;
     cudaStream_t stream_;
     Matmul matmul_;
-    CutPoints one_device_;
+    TpRegion tp_;
+    VocabularyRegion vocabulary_;
+    ContextParallel context_;
     ExpertRanks one_device_of_experts_;
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;

@@ -58,7 +58,7 @@ std::optional<RingTimes> StageAttention::time_ring() const {
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     layer_.fill_randomly(a_);
     const std::optional<RingStep> step =
-        tools_.cut_points.ring_step(choice_, layer_.forward_arguments(a_, tools_.sizes.attention()));
+        tools_.context.ring_step(choice_, layer_.forward_arguments(a_, tools_.sizes.attention()));
     if (!step) return std::nullopt;
     CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
     constexpr int calls = 2;

@@ -7,8 +7,14 @@
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/stage/micro_batches.h"
 
-class CutPoints;     // llmc/model/cut_points.h
-class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
+class Communicator;   // llmc/process/comm.h
+class ExpertRanks;    // llmc/model/sublayers/expert_ranks.h
+
+// Groups of ranks that share the work of a stage; null: one rank has all that it would ask others for.
+struct StageGroups {
+    Communicator* tp = nullptr;                         // shards of every matrix
+    Communicator *ring = nullptr, *ulysses = nullptr;   // parts of every sequence (ContextCut)
+};
 
 struct StageOptions {
     int B = 4;                               // sequences of a micro-batch
@@ -34,9 +40,9 @@ struct StageOptions {
     int ulysses = 1;                 // cp ranks of a group that exchanges heads for tokens (context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything
     InFlight in_flight = {};
-    // Both must outlive the stage; null: those of one device.
-    CutPoints* cut_points = nullptr;
-    ExpertRanks* expert_ranks = nullptr;
+    // Both must outlive the stage.
+    StageGroups groups = {};
+    ExpertRanks* expert_ranks = nullptr;   // null: that of one device
 };
 
 // Purpose of a forward: it decides what the last chunk does.

@@ -31,12 +31,15 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
 
 void Attention::forward(const SublayerForward& args, const AttentionActivations& a) const {
     const Linear& c_attn = branch_.in();
-    branch_.enter(args, a, [&](const floatX* in, Rows rows) {
+    TpRegion& tp = tools_.tp;
+    const floatX* const ln1 = tp.begin_gather(branch_.entered_rows(args.in, a));
+    for (int i = 0; i < tp.gathered_chunks(); i++) {
+        const Rows rows = tp.wait_for_gathered(i);
         floatX* const qkv = at_row(a.qkv, rows, c_attn.out_channels());
-        c_attn.forward(qkv, at_row(in, rows, c_attn.in_channels()), rows.count, tools_.stream);
-        qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.positions(args.batch), a);
-    });
-    tools_.cut_points.attend(tools_.attention, forward_arguments(a, shape(args.batch)), a.qkv, a.atty, tools_.stream);
+        c_attn.forward(qkv, at_row(ln1, rows, c_attn.in_channels()), rows.count, tools_.stream);
+        qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.context.positions(args.batch), a);
+    }
+    tools_.context.attend(tools_.attention, forward_arguments(a, shape(args.batch)), a.qkv, a.atty);
     branch_.project_and_add(args, a, a.atty);
 }
 
@@ -49,8 +52,8 @@ void Attention::backward(const SublayerBackward& args, const AttentionActivation
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
     const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
     branch_.out().backward_input(datty, dprojected, tools_.sizes.rows(), tools_.stream);
-    tools_.cut_points.attend_backward(tools_.attention, backward_arguments(a, shape(args.batch)), dqkv, datty, reusable,
-                                      args.queue, tools_.stream);
+    tools_.context.attend_backward(tools_.attention, backward_arguments(a, shape(args.batch)), dqkv, datty, reusable,
+                                   args.queue);
     qk_norms_.backward(dqkv, args, a);
     branch_.enter_backward(args, a, dqkv, a.qkv);
 }

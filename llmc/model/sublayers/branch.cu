@@ -33,40 +33,30 @@ void Branch::add_linear(std::vector<ParamRow>& rows, const ModelConfig& config, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-void Branch::enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::GatheredWork& work) const {
-    tools_.cut_points.gather_to_tp(norm_after() ? args.in : a.norm.out, tools_.sizes.rows(), work, tools_.stream);
-}
-
-// Projects and norms this rank's residual rows, into Workspace::branch_out.
-void Branch::norm_projection(const BranchActivations& a, const floatX* inner) const {
-    const int C = tools_.sizes.C;
-    floatX* const whole = tools_.sizes.residual_parts == 1 ? a.projected : tools_.workspace.branch_out;   // (R, C)
-    auto project = [&](Rows part) {
-        out_.forward(at_row(whole, part, C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
-    };
-    tools_.cut_points.reduce_from_tp(whole, a.projected, tools_.sizes.rows(), project, tools_.stream);
-    norm_.forward({tools_.workspace.branch_out, a.norm.mean, a.norm.rstd}, a.projected);
+// Projects `inner` into `parts` (R, C) and adds it up over tp ranks. Returns where the sums are: at `to`, unless that
+// is null (TpRegion::begin_sum).
+const floatX* Branch::project(floatX* parts, floatX* to, const floatX* inner) const {
+    TpRegion& tp = tools_.tp;
+    for (int i = 0; i < tp.summed_chunks(); i++) {
+        const Rows rows = tp.rows_of(i);
+        out_.forward(at_row(parts, rows, tools_.sizes.C), at_row(inner, rows, out_.in_channels()), rows.count,
+                     tools_.stream);
+        tp.begin_sum(parts, to, i);
+    }
+    return tp.wait_for_sums(parts, to);
 }
 
 void Branch::project_and_add(const SublayerForward& args, const BranchActivations& a, const floatX* inner) const {
-    CutPoints& cut = tools_.cut_points;
-    const int C = tools_.sizes.C;
-    floatX *const out = args.out, *const made = tools_.workspace.branch_out;
+    floatX *const out = args.out, *const made = tools_.workspace.branch_out;   // (R, C)
     if (norm_after()) {
-        norm_projection(a, inner);
+        project(tools_.sizes.residual_parts == 1 ? a.projected : made, a.projected, inner);
+        norm_.forward({made, a.norm.mean, a.norm.rstd}, a.projected);
         if (out) add_branch(args, made, tools_);
-    } else if (out && cut.makes_whole_sums()) {   // the matmul itself adds
-        auto add_projection = [&](Rows part) {
-            out_.forward_add(at_row(out, part, C), at_row(args.in, part, C), at_row(inner, part, out_.in_channels()),
-                             part.count, tools_.stream);
-        };
-        cut.reduce_from_tp(out, out, tools_.sizes.rows(), add_projection, tools_.stream);
+    } else if (out && tools_.tp.makes_whole_sums()) {   // the matmul itself adds
+        out_.forward_add(out, args.in, inner, tools_.sizes.rows(), tools_.stream);
         if (args.next) args.next->norm.forward(args.next->to, out);
     } else if (out) {
-        auto project = [&](Rows part) {
-            out_.forward(at_row(made, part, C), at_row(inner, part, out_.in_channels()), part.count, tools_.stream);
-        };
-        add_branch(args, cut.reduce_from_tp(made, nullptr, tools_.sizes.rows(), project, tools_.stream), tools_);
+        add_branch(args, project(made, nullptr, inner), tools_);
     }
 }
 
@@ -98,21 +88,21 @@ void Branch::recompute_norm(const floatX* in, const BranchActivations& a, Recomp
 
 const floatX* Branch::project_backward(const SublayerBackward& args, const BranchActivations& a,
                                        const floatX* inner) const {
-    CutPoints& cut = tools_.cut_points;
+    TpRegion& tp = tools_.tp;
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
     if (norm_after()) norm_backward(args, a, args.dresidual);
     const floatX* const dprojected = norm_after() ? a.projected : args.dresidual;   // (Rr, C)
-    const floatX* const dout = cut.reduce_from_tp_backward(dprojected, args.queue, stream);
+    const floatX* const dout = tp.gather_gradient(dprojected, args.queue);
     const floatX* const kept =
         norm_after() ? dprojected
                      : keep_gradient(args, args.delayed_dout, dprojected, tools_.sizes.residual_elements(), stream);
-    const floatX* const entered = entered_rows(args, a);
-    args.queue.add([=, this, &cut, &gradients = args.gradients, &queue = args.queue, delayed = args.delayed()] {
+    const floatX* const entered = entered_rows(args.in, a);
+    args.queue.add([=, this, &tp, &gradients = args.gradients, &queue = args.queue, delayed = args.delayed()] {
         // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them. Those
         // that the next product reads, of in_, travel beside this one.
-        const floatX* const all = delayed ? cut.reduce_from_tp_backward(kept, queue, stream) : dout;
-        if (delayed) cut.will_gather_to_tp(entered, stream);
+        const floatX* const all = delayed ? tp.gather_gradient(kept, queue) : dout;
+        if (delayed) tp.prefetch(entered);
         out_.backward_weight(gradients, all, inner, rows, stream);
     });
     return dout;
@@ -120,18 +110,18 @@ const floatX* Branch::project_backward(const SublayerBackward& args, const Branc
 
 void Branch::enter_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dhidden,
                             floatX* hidden) const {
-    CutPoints& cut = tools_.cut_points;
+    TpRegion& tp = tools_.tp;
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
-    const floatX* const entered = entered_rows(args, a);
-    if (!args.delayed()) cut.will_gather_to_tp(entered, stream);   // its gather hides behind the matmul before its use
+    const floatX* const entered = entered_rows(args.in, a);
+    if (!args.delayed()) tp.prefetch(entered);   // its gather hides behind the matmul before its use
     const floatX* const kept = keep_gradient(args, hidden, dhidden, std::int64_t{rows} * in_.out_channels(), stream);
-    args.queue.add([=, this, &cut, &gradients = args.gradients] {
-        in_.backward_weight(gradients, kept, cut.gather_to_tp(entered, stream), rows, stream);
+    args.queue.add([=, this, &tp, &gradients = args.gradients] {
+        in_.backward_weight(gradients, kept, tp.gather(entered), rows, stream);
     });
     floatX* const part_of_sum = tools_.workspace.dnormed;
     in_.backward_input(part_of_sum, dhidden, rows, stream);
-    const floatX* const din = cut.gather_to_tp_backward(part_of_sum, args.queue, stream);
+    const floatX* const din = tp.sum_gradient(part_of_sum, args.queue);
     if (!norm_after()) return norm_backward(args, a, din);
     residual_forward<floatX>(args.dresidual, args.dresidual, din, tools_.sizes.residual_elements(), stream);
 }

@@ -1,5 +1,5 @@
 // The parts that attention and the MLP share: a norm before or after, a linear layer `in` (cut by rows) and the
-// projection `out` (cut by columns), with the cut points around them (cut_points.h).
+// projection `out` (cut by columns), with the exchanges of rows around them (tp_region.h).
 #pragma once
 
 #include "llmc/model/sublayer.h"
@@ -17,8 +17,11 @@ public:
     const Linear& in() const { return in_; }
     const Linear& out() const { return out_; }
 
-    // Runs `work`, which begins with in(), on rows of the branch's input as they come from other tp ranks.
-    void enter(const SublayerForward& args, const BranchActivations& a, const CutPoints::GatheredWork& work) const;
+    // Returns the rows of the residual region that in() reads, once they have been gathered: the norm's output, or `in`
+    // if norms come after.
+    const floatX* entered_rows(const floatX* in, const BranchActivations& a) const {
+        return norm_after() ? in : a.norm.out;
+    }
     // Computes args.out = args.in + projection of `inner` (R, in_channels of out()), normed if norms come after; then
     // args.next.
     void project_and_add(const SublayerForward& args, const BranchActivations& a, const floatX* inner) const;
@@ -29,8 +32,9 @@ public:
     // Runs backward of project_and_add as far as the projection's output; returns its gradient, (R, C). Queues the
     // gradients of the projection's weights.
     const floatX* project_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* inner) const;
-    // Runs backward of enter and in(), from the gradient `dhidden` (R, out_channels of in()) to args.dresidual. Queues
-    // the gradients of the weights; if these are delayed they read a copy of dhidden, in the place of `hidden`.
+    // Runs backward of the norm before and of in(), from the gradient `dhidden` (R, out_channels of in()) to
+    // args.dresidual. Queues the gradients of the weights; if these are delayed they read a copy of dhidden, in the
+    // place of `hidden`.
     void enter_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dhidden,
                         floatX* hidden) const;
 
@@ -38,12 +42,8 @@ public:
     const floatX* cached_projection(const CachedStep& step, const BranchActivations& a, const floatX* inner) const;
 
 private:
-    // Returns the rows that enter in_, of the residual region.
-    const floatX* entered_rows(const SublayerBackward& args, const BranchActivations& a) const {
-        return norm_after() ? args.in : a.norm.out;
-    }
     bool norm_after() const { return tools_.sizes.model.norm_after(); }
-    void norm_projection(const BranchActivations& a, const floatX* inner) const;
+    const floatX* project(floatX* parts, floatX* to, const floatX* inner) const;
     void norm_backward(const SublayerBackward& args, const BranchActivations& a, const floatX* dout) const;
 
     const StageTools& tools_;

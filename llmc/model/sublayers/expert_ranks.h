@@ -1,5 +1,5 @@
-// Cut points of a mixture of experts, beside those of all sublayers (cut_points.h); one device does nothing there. A
-// mixture works in the residual region: under sequence parallelism on this rank's rows alone.
+// Exchanges of a mixture of experts between ranks; one device does nothing there. A mixture works in the residual
+// region: under sequence parallelism on this rank's rows alone.
 //
 // Experts may be dealt out to several ranks, each with the same number of neighbouring experts. Then the rows of a
 // rank's tokens go to the ranks that hold their experts, and the outputs come back: dispatch and combine. A sender

@@ -23,14 +23,20 @@ std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
 
 void Mlp::forward(const SublayerForward& args, const MlpActivations& a) const {
     const Linear &c_fc = branch_.in(), &c_proj = branch_.out();
-    branch_.enter(args, a, [&](const floatX* in, Rows rows) {
-        const floatX* const ln2 = at_row(in, rows, c_fc.in_channels());
+    TpRegion& tp = tools_.tp;
+    const floatX* const all_rows = tp.begin_gather(branch_.entered_rows(args.in, a));
+    for (int i = 0; i < tp.gathered_chunks(); i++) {
+        const Rows rows = tp.wait_for_gathered(i);
+        const floatX* const ln2 = at_row(all_rows, rows, c_fc.in_channels());
         floatX* const fch = at_row(a.fch, rows, c_fc.out_channels());
         floatX* const fch_act = at_row(a.fch_act, rows, c_proj.in_channels());
-        if (fused(1)) return c_fc.forward_gelu(fch_act, fch, ln2, rows.count, tools_.stream);
-        c_fc.forward(fch, ln2, rows.count, tools_.stream);
-        activate(fch_act, fch, rows.count);
-    });
+        if (fused(1)) {
+            c_fc.forward_gelu(fch_act, fch, ln2, rows.count, tools_.stream);
+        } else {
+            c_fc.forward(fch, ln2, rows.count, tools_.stream);
+            activate(fch_act, fch, rows.count);
+        }
+    }
     branch_.project_and_add(args, a, a.fch_act);
 }
 

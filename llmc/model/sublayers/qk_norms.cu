@@ -103,7 +103,7 @@ void QkNorms::forward(floatX* qkv, Rows rows, int T, const Positions& positions,
 void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     const Rows all{0, sizes.rows()};
-    const RotaryAngles angles{0, sizes.T, tools_.positions(args.batch), rotary_frequencies(sizes.model), true};
+    const RotaryAngles angles{0, sizes.T, tools_.context.positions(args.batch), rotary_frequencies(sizes.model), true};
     if (!head_weights_.empty()) return backward_of_heads(head_norms(dqkv, all, angles, a), args);
     rotate(dqkv, all, angles);
     if (!row_norms_.empty()) backward_of_rows(dqkv, args, a);
@@ -132,7 +132,7 @@ void QkNorms::forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations
         const Kept of = kept(i, a, rows);
         row_norms_[i].begin(sums[i], qkv, rows.count, {of.raw, of.rstd});
     }
-    tools_.cut_points.sum_rows(sums[0], 2 * static_cast<std::size_t>(rows.count), tools_.stream);
+    tools_.tp.add_over_ranks(sums[0], 2 * static_cast<std::size_t>(rows.count));
     for (std::size_t i = 0; i < 2; i++) {
         const Kept of = kept(i, a, rows);
         row_norms_[i].finish(qkv, sums[i], rows.count, {of.raw, of.rstd});
@@ -147,7 +147,7 @@ void QkNorms::backward_of_rows(floatX* dqkv, const SublayerBackward& args, const
         row_norms_[i].backward_begin(sums[i], dqkv, R, {of.raw, of.rstd}, delayed_norm(i, args), args.gradients,
                                      args.queue);
     }
-    tools_.cut_points.sum_rows(sums[0], 2 * static_cast<std::size_t>(R), tools_.stream);
+    tools_.tp.add_over_ranks(sums[0], 2 * static_cast<std::size_t>(R));
     for (std::size_t i = 0; i < 2; i++) {
         const Kept of = kept(i, a, {0, R});
         row_norms_[i].backward_finish(dqkv, sums[i], R, {of.raw, of.rstd});

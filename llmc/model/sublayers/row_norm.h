@@ -1,6 +1,6 @@
 // Norm of whole rows of queries, or of keys, before they are rotated (OLMo2): RMSNorm over all heads, of which each tp
-// rank has some. Between begin and finish the sums over a row are added up over tp ranks (CutPoints::sum_rows): those
-// of queries and keys together, two floats a row, forward and backward.
+// rank has some. Between begin and finish the sums over a row are added up over tp ranks (TpRegion::add_over_ranks):
+// those of queries and keys together, two floats a row, forward and backward.
 //
 // The weight is cut as the heads are. If several ranks hold copies of a KV head, the gradient of its norm's weight is
 // the sum over them, as that of the matrix that makes keys.

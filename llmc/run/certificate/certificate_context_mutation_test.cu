@@ -1,8 +1,9 @@
 // The certificate sees what goes wrong when ranks share sequences: each of these mistakes makes it fail. (A merge
 // without log-sum-exp: attention_merge_test.cu; a stray wait of the host: context_overlap_host_test.cu.)
+#include <numeric>
+
 #include "llmc/kernels/attention/attention_merge.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
-#include "llmc/parallel/context/context_parallel.h"
 #include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
@@ -41,6 +42,16 @@ std::optional<std::string> verdict(const Layout& layout, const std::function<voi
 Communicator& ring_of(TestRank& me) {
     const ContextCut cut{me.world.mesh().cp, 1, me.world.at().cp};
     return *me.world.group("cp ring", cut.ring_members());
+}
+
+// Overwrites the positions of a rank's tokens: these are numbered from `first` on.
+void number_tokens(const Rank& rank, int first) {
+    std::vector<int> positions(static_cast<std::size_t>(rank.stage().tokens() / rank.stage().options().B));
+    std::iota(positions.begin(), positions.end(), first);
+    auto* const kept = const_cast<int*>(rank.stage().context_parallel().positions().list);
+    CUDA_CHECK(
+        cudaMemcpyAsync(kept, positions.data(), sizeof(int) * positions.size(), cudaMemcpyHostToDevice, rank.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(rank.stream()));
 }
 
 }   // namespace
@@ -88,34 +99,18 @@ TEST_CASE("certificate: gradients of keys and values that travel in bf16 make it
 #endif
 
 TEST_CASE("certificate: positions in natural order make it fail") {
-    Layout layout = ring_of_three();
-    layout.cut_points = [](World& world, const StageOptions& options, Arena& arena,
-                           cudaStream_t stream) -> std::unique_ptr<CutPoints> {
-        struct NaturalOrder : ContextParallel {
-            using ContextParallel::ContextParallel;
-            int first = 0;
-            Positions positions() const override { return {first, nullptr}; }
-        };
-        auto cut = std::make_unique<NaturalOrder>(world, options.ulysses, arena, stream);
-        cut->first = world.at().cp * options.T / options.place.mesh.cp;
-        return cut;
-    };
-    if (const auto story = verdict(layout)) CHECK(*story != "");
+    const auto story = verdict(ring_of_three(), [](Rank& rank, TestRank& me) {
+        number_tokens(rank, me.world.at().cp * rank.stage().tokens() / rank.stage().options().B);
+    });
+    if (story) CHECK(*story != "");
 }
 
 TEST_CASE("certificate: rotary positions that are a rank's own make it fail") {
     Layout layout = ring_of_three();
     layout.kind = ModelKind::llama;
     if (const auto story = verdict(layout)) CHECK(*story == "");
-    layout.cut_points = [](World& world, const StageOptions& options, Arena& arena,
-                           cudaStream_t stream) -> std::unique_ptr<CutPoints> {
-        struct OwnPositions : ContextParallel {
-            using ContextParallel::ContextParallel;
-            Positions positions() const override { return {}; }
-        };
-        return std::make_unique<OwnPositions>(world, options.ulysses, arena, stream);
-    };
-    if (const auto story = verdict(layout)) CHECK(*story != "");
+    const auto story = verdict(layout, [](Rank& rank, TestRank&) { number_tokens(rank, 0); });
+    if (story) CHECK(*story != "");
 }
 
 TEST_CASE("certificate: the target at the boundary of two chunks taken from the rank's own next token makes it fail") {

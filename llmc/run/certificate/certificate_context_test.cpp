@@ -109,8 +109,7 @@ LongRun run_step(int cp, int T, bool timed) {
         options.B = 1, options.T = T;
         options.attention = AttentionKind::library;
         options.place = {me.world.mesh(), me.world.at(), 0};
-        const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
-        options.cut_points = cut_points.get();
+        options.groups = stage_groups(me.world, options.ulysses);
         Stage model(config, options, me.arena, me.stream);
         initialize_parameters(model.parameters(), 1, model.stream());
         TrainingGroups groups = training_groups(me.world);

@@ -10,7 +10,6 @@
 #include "llmc/base/rng.h"
 #include "llmc/optim/optimizer_options.h"
 #include "llmc/parallel/expert_parallel.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/world.h"
 #include "llmc/run/certificate/replayed_choices_testing.h"
@@ -61,8 +60,7 @@ struct Layout {
     int seq_len = 16;
     Targets targets = Targets::all;
     int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
-    // for tests of what is wrong: other cut points, and what is done to a rank's targets, (sequences, own tokens)
-    std::unique_ptr<CutPoints> (*cut_points)(World&, const StageOptions&, Arena&, cudaStream_t) = make_cut_points;
+    // for tests of what is wrong: what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<ExpertRanks> (*expert_ranks)(World&, const StageOptions&, const ModelConfig&,
                                                  const Arena&) = make_expert_ranks;
     void (*damage_targets)(std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) = nullptr;

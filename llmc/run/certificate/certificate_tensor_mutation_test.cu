@@ -5,7 +5,6 @@
 
 #include "llmc/kernels/launch.cuh"
 #include "llmc/kernels/optim/update.cuh"
-#include "llmc/parallel/tensor_parallel.h"
 #include "llmc/run/certificate/certificate_testing.h"
 
 using namespace certificate;
@@ -42,44 +41,30 @@ __global__ void add_to_rows(T* rows, const T* bias, int channels) {
     }
 }
 
-// Rows leave with the projection's bias in every rank's part of the sum. In forward the embedding's leave, then each
-// layer's two projections'; recompute makes none again.
-class BiasEverywhere : public TensorParallel {
-public:
-    using TensorParallel::TensorParallel;
-    const Stage* stage = nullptr;
-
-    floatX* reduce_from_tp(floatX* out, floatX* to, int rows, const ReducedWork& work, cudaStream_t stream) override {
-        const auto layers = static_cast<int>(stage->config().layers), at = next_++ % (1 + 2 * layers) - 1;
-        if (at < 0 || stage->storage().place().at.tp == 0)
-            return TensorParallel::reduce_from_tp(out, to, rows, work, stream);
-        const int channels = stage->sizes().C;
-        const floatX* const bias =
-            stage->parameters().tensor(at % 2 == 0 ? "attn.c_proj.bias" : "mlp.c_proj.bias", at / 2);
-        auto with_bias = [&](Rows part) {
-            work(part);
-            const Launch where{dim3(static_cast<unsigned>(part.count)), dim3(32), 0, stream};
-            launch(add_to_rows<floatX>, where, out + std::int64_t{part.first} * channels, bias, channels);
-        };
-        return TensorParallel::reduce_from_tp(out, to, rows, with_bias, stream);
-    }
-
-private:
-    int next_ = 0;
-};
+// Adds the projection's bias to this rank's part of a sum, if it is not the rank that adds it. `number`: of the rank's
+// sums. A step makes the embedding's, each layer's two projections', and backward as many that no bias belongs to.
+void add_bias(const Rank& rank, const CommCall& call, int number) {
+    const Stage& stage = rank.stage();
+    const auto layers = static_cast<int>(stage.config().layers), at = number % (2 + 4 * layers) - 1;
+    if (at < 0 || at >= 2 * layers || stage.storage().place().at.tp == 0) return;
+    const int channels = stage.sizes().C;
+    const floatX* const bias = stage.parameters().tensor(at % 2 == 0 ? "attn.c_proj.bias" : "mlp.c_proj.bias", at / 2);
+    const Launch where{dim3(static_cast<unsigned>(stage.sizes().rows())), dim3(32), 0, call.stream};
+    launch(add_to_rows<floatX>, where, static_cast<floatX*>(const_cast<void*>(call.in)), bias, channels);
+}
 
 }   // namespace
 
 // Biases are zero at first, so it takes an update until it shows.
 TEST_CASE("certificate: a row-parallel bias that is added on all ranks makes it fail") {
     Layout layout = three_ranks();
-    layout.cut_points = [](World& world, const StageOptions& options, Arena& arena,
-                           cudaStream_t) -> std::unique_ptr<CutPoints> {
-        return std::make_unique<BiasEverywhere>(*world.group({Axis::tp}), options.tp_chunks, arena);
+    const auto damage = [](Rank& rank, TestRank&) {
+        rank.groups().tensor->set_tap([&rank, sums = 0](const CommCall& call, const Communicator::Make& make) mutable {
+            if (std::string_view(call.operation) == "reduce-scatter") add_bias(rank, call, sums++);
+            make(call);
+        });
     };
-    const auto story = verdict(layout, 4, [](Rank& rank, TestRank&) {
-        static_cast<BiasEverywhere*>(rank.cut_points())->stage = &rank.stage();
-    });
+    const auto story = verdict(layout, 4, damage, [](Rank& rank) { rank.groups().tensor->set_tap(nullptr); });
     if (!story) return;
     CHECK(story->find("loss of step 4") != std::string::npos);
     CHECK(story->find("gradient of") == std::string::npos);   // gradients are compared in the first step

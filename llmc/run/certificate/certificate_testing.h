@@ -37,15 +37,14 @@ struct Result {
 // One rank of a run: model and optimizer, made and stepped as the trainer does it.
 class Rank {
 public:
-    // Without groups: one process. `world`: where cut points need communicators.
+    // Without groups: one process. `world`: where the stage needs communicators.
     explicit Rank(const Layout& layout, const MeshCoordinates& at = {}, const TrainingGroups& groups = {},
                   World* world = nullptr)
         : layout_(layout),
           groups_(groups),
-          cut_points_(world ? layout.cut_points(*world, options(layout, at), arena_, stream_.get()) : nullptr),
           expert_ranks_(world ? layout.expert_ranks(*world, options(layout, at), model(layout), arena_) : nullptr),
           choices_(know_choices(at)),
-          model_(model(layout), options(layout, at, cut_points_.get(), expert_ranks_.get()), arena_, stream_.get()) {
+          model_(model(layout), options(layout, at, world, expert_ranks_.get()), arena_, stream_.get()) {
         if (choices_ != nullptr) choices_->chooses_with(model_.router_bias().data());
         initialize_parameters(model_.parameters(), seed, model_.stream());
         OptimizerOptions adam;
@@ -61,10 +60,9 @@ public:
         schedule_ = lists[static_cast<std::size_t>(model_.storage().place().at.pp)];
     }
 
-    static StageOptions options(const Layout& layout, const MeshCoordinates& at, CutPoints* cut_points = nullptr,
+    static StageOptions options(const Layout& layout, const MeshCoordinates& at, World* world = nullptr,
                                 ExpertRanks* expert_ranks = nullptr) {
         StageOptions options;
-        options.cut_points = cut_points;
         options.expert_ranks = expert_ranks;
         options.tp_chunks = layout.tp_chunks;
         options.ep_chunks = layout.ep_chunks;
@@ -72,6 +70,7 @@ public:
         options.B = layout.sequences() / layout.dp / layout.micro_batches;
         options.T = layout.seq_len;
         options.ulysses = layout.ulysses;
+        if (world != nullptr) options.groups = stage_groups(*world, layout.ulysses);
         options.documents = layout.masks_documents();
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
@@ -168,7 +167,7 @@ public:
     }
 
     Stage& stage() { return model_; }
-    CutPoints* cut_points() const { return cut_points_.get(); }
+    const Stage& stage() const { return model_; }
     ExpertRanks* expert_ranks() const { return expert_ranks_.get(); }
     const TrainingGroups& groups() const { return groups_; }
     std::vector<Communicator*> communicators() const {   // each once
@@ -235,7 +234,6 @@ private:
     TrainingGroups groups_;
     OwnedStream stream_;
     Arena arena_;
-    std::unique_ptr<CutPoints> cut_points_;
     std::unique_ptr<ExpertRanks> expert_ranks_;
     KnownChoices* choices_;   // or null
     Stage model_;

@@ -1,6 +1,6 @@
 #include "llmc/run/choices/attention_of_run.h"
 
-#include "llmc/parallel/context/ring.h"
+#include "llmc/model/context/ring.h"
 
 namespace {
 

@@ -14,7 +14,6 @@
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/parallel/expert_parallel.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/layout_options.h"
@@ -170,7 +169,6 @@ struct RankOfRun {
     World* world;   // null: one process alone
     TrainingGroups groups;
     Arena& arena;
-    std::unique_ptr<CutPoints> cut_points;
     std::unique_ptr<ExpertRanks> expert_ranks;
     Stage model;
     std::optional<Step> step;
@@ -180,12 +178,10 @@ struct RankOfRun {
           world(its_world),
           groups(groups_of(its_world, given)),
           arena(its_arena),
-          cut_points(its_world ? make_cut_points(*its_world, stage_options(given, place, nullptr), arena, stream)
-                               : nullptr),
-          expert_ranks(its_world ? make_expert_ranks(*its_world, stage_options(given, place, nullptr),
-                                                     model_config(given), arena)
-                                 : nullptr),
-          model(model_config(given), stage_options(given, place, cut_points.get(), expert_ranks.get()), arena, stream) {
+          expert_ranks(its_world
+                           ? make_expert_ranks(*its_world, stage_options(given, place), model_config(given), arena)
+                           : nullptr),
+          model(model_config(given), stage_options(given, place, its_world, expert_ranks.get()), arena, stream) {
         initialize_parameters(model.parameters(), options.seed, model.stream());
         model.attention().use(model.attention().kind());   // a library allocates now, as at a run's start
         OptimizerOptions how;
@@ -239,7 +235,7 @@ private:
         apply(o.architecture, config);
         return config;
     }
-    static StageOptions stage_options(const Options& o, const RankLayout& place, CutPoints* cut_points = nullptr,
+    static StageOptions stage_options(const Options& o, const RankLayout& place, World* world = nullptr,
                                       ExpertRanks* expert_ranks = nullptr) {
         StageOptions result;
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
@@ -256,7 +252,7 @@ private:
         result.documents = o.document_mask;
         add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
-        result.cut_points = cut_points;
+        if (world != nullptr) result.groups = stage_groups(*world, result.ulysses);
         result.expert_ranks = expert_ranks;
         return result;
     }

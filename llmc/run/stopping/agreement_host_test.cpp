@@ -8,7 +8,6 @@
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/temporary_folder_testing.h"
-#include "llmc/parallel/mesh_cut_points.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/loop/trainer.h"
@@ -161,8 +160,7 @@ TEST_CASE("evaluation: ranks that share a question's tokens answer as many right
         on_ranks(mesh, [&](TestRank& me) {
             StageOptions options = shape(me, 0);
             options.ulysses = shared.ulysses;
-            const auto cut_points = make_cut_points(me.world, options, me.arena, me.stream);
-            options.cut_points = cut_points.get();
+            options.groups = stage_groups(me.world, options.ulysses);
             Stage model(custom_model_config(2, 2, 32, T, vocab), options, me.arena, me.stream);
             initialize_parameters(model.parameters(), 9, model.stream());
             Step step(model, {}, me.arena, groups_of(me));

@@ -1,4 +1,4 @@
-#include "llmc/parallel/context/ulysses.h"
+#include "llmc/model/context/ulysses.h"
 
 #include "llmc/kernels/transpose_pieces.cuh"
 

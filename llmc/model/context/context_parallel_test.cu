@@ -1,5 +1,5 @@
 // Attention over a sequence that ranks share, alone: against double precision, and what it sends.
-#include "llmc/parallel/context/context_parallel.h"
+#include "llmc/model/context/context_parallel.h"
 
 #include <doctest/doctest.h>
 
@@ -8,6 +8,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/kernels/attention/attention_reference_testing.h"
 #include "llmc/kernels/rows/embedding.cuh"
+#include "llmc/parallel/training_groups.h"
 #include "llmc/process/on_ranks_testing.h"
 
 namespace {
@@ -57,8 +58,9 @@ public:
           stream_(stream),
           positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
         sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.NH / c.group, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
-        if (c.cp > 1) context_.emplace(world, c.ulysses, arena, stream);
-        if (context_) context_->set_sizes(sizes_);
+        groups_ = stage_groups(world, c.ulysses);
+        context_.emplace(ContextCut{c.cp, c.ulysses, world.at().cp}, groups_.ring, groups_.ulysses, arena, stream);
+        context_->set_sizes(sizes_);
         attention_.emplace(c.attention, sizes_.attention(), arena, AttentionUse{c.ulysses < c.cp});
     }
 
@@ -78,15 +80,13 @@ public:
         const floatX *q = qkv.data(), *y = attended.data(), *dy = dout.data();
         const auto attended_heads = contiguous_heads(attended.data(), s.Tq, s.NH, s.HS);
         const AttentionForward<floatX> forward{attended_heads, lse.data(), part(q, 0), part(q, 1), part(q, 2), s};
-        CutPoints one_device;
-        CutPoints& cut = context_ ? *context_ : one_device;
-        cut.attend(*attention_, forward, qkv.data(), out.data(), stream_);
+        context_->attend(*attention_, forward, qkv.data(), out.data());
         const auto y_heads = contiguous_heads(y, s.Tq, s.NH, s.HS), dy_heads = contiguous_heads(dy, s.Tq, s.NH, s.HS);
         const AttentionBackward<floatX> backward{
             part(dqkv.data(), 0), part(dqkv.data(), 1), part(dqkv.data(), 2), delta.data(), dy_heads, y_heads,
             lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
         WeightGradientQueue queue;
-        cut.attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue, stream_);
+        context_->attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue);
         const std::size_t row = token + 2 * keys;
         const std::vector<floatX> gradients = dqkv.download(stream_, 0, rows * row);
         return {widened(out.download(stream_), token, 0, token), widened(gradients, row, 0, token),
@@ -108,7 +108,8 @@ public:
         }
         return values;
     }
-    ContextParallel* context() { return context_ ? &*context_ : nullptr; }
+    const ContextParallel& context() const { return *context_; }
+    const StageGroups& groups() const { return groups_; }
     const std::vector<int>& positions() const { return positions_; }
 
 private:
@@ -146,6 +147,7 @@ private:
     cudaStream_t stream_;
     std::vector<int> positions_;
     RankSizes sizes_{};
+    StageGroups groups_;
     std::optional<ContextParallel> context_;
     std::optional<AttentionChoice<floatX>> attention_;
 };
@@ -265,11 +267,11 @@ TEST_CASE("context parallel: bytes sent are those that ring.h states, and kept p
                 const double s = static_cast<double>(c.B) * c.T / cp * c.NH * c.HS,
                              kv = s * std::max(c.NH / c.group, u) / c.NH, e = sizeof(floatX);
                 const int ring = cp / u;   // ranks of a ring
-                me.require(sent(rank.context()->ring_group()) == 4 * (ring - 1) * kv * e + 2 * (ring - 1) * kv * 4,
-                           "ring: ", sent(rank.context()->ring_group()));
-                me.require(sent(rank.context()->ulysses_group()) == 2 * 2 * (s + kv) * (u - 1) / u * e,
-                           "ulysses: ", sent(rank.context()->ulysses_group()));
-                const Positions positions = rank.context()->positions();
+                me.require(sent(rank.groups().ring) == 4 * (ring - 1) * kv * e + 2 * (ring - 1) * kv * 4,
+                           "ring: ", sent(rank.groups().ring));
+                me.require(sent(rank.groups().ulysses) == 2 * 2 * (s + kv) * (u - 1) / u * e,
+                           "ulysses: ", sent(rank.groups().ulysses));
+                const Positions positions = rank.context().positions();
                 std::vector<int> list(rank.positions().size());
                 CUDA_CHECK(cudaMemcpyAsync(list.data(), positions.list, list.size() * sizeof(int),
                                            cudaMemcpyDeviceToHost, me.stream));

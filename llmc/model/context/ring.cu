@@ -1,4 +1,4 @@
-#include "llmc/parallel/context/ring.h"
+#include "llmc/model/context/ring.h"
 
 #include <algorithm>
 #include <cmath>

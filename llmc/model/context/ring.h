@@ -20,16 +20,26 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/attention_choice.h"
-#include "llmc/model/cut_points.h"
 #include "llmc/model/linear.h"
+#include "llmc/model/memory/activations.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
+
+// A step of the ring: `hop` sends keys and values on, on the stream `traffic`, while `block` computes attention.
+struct RingStep {
+    std::function<void()> hop, block;
+    cudaStream_t traffic;
+};
+struct RingTimes {
+    double hop_s, block_s;
+};
 
 // Returns a warning if a hop takes longer than the attention that is to hide it, with the length of sequences that
 // would hide it: the time of hops grows with that length, that of attention with its square. Else empty. `T`: tokens of

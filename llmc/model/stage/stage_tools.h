@@ -1,0 +1,42 @@
+// Tools that the pieces of a stage (embedding, sublayers, head) share, beside parameters and activations.
+#pragma once
+
+#include <cstdint>
+
+#include "llmc/model/context/context_parallel.h"
+#include "llmc/model/memory/activations.h"
+#include "llmc/model/tp_region.h"
+#include "llmc/model/vocabulary_region.h"
+
+class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
+
+// Totals of a step that the backwards of mixtures of experts add to: how many tokens each expert of each layer got, (L,
+// E), and the sums of the balance loss and of the router's z-loss; on the host, how many rows this rank's experts got
+// in each layer, (L), if experts are dealt out; how many assignments were dropped in each layer, (L), if experts have a
+// capacity. Null: nobody reads them, or another tp rank adds the same.
+struct ExpertTotals {
+    std::int32_t* counts = nullptr;
+    double* losses = nullptr;
+    std::int32_t* held_rows = nullptr;
+    std::int32_t* dropped = nullptr;
+};
+
+// Objects and settings. On one device the parts for parallelism do nothing.
+struct StageTools {
+    Matmul& matmul;
+    const AttentionChoice<floatX>& attention;
+    TpRegion& tp;
+    VocabularyRegion& vocabulary;
+    ContextParallel& context;
+    ExpertRanks& expert_ranks;
+    const RankSizes& sizes;   // sizes of the current micro-batches
+    const Workspace& workspace;
+    int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
+    cudaStream_t stream;
+    float z_loss = 0;           // Classifier::z_loss, in training
+    float sequence_share = 0;   // weight of a sequence in losses that are means: 1 / sequences of a step
+    ExpertTotals expert_totals = {};
+    const float* router_bias = nullptr;   // (L, E): router_bias.h
+    bool force_balance = false;           // experts are chosen in turn
+    float capacity_factor = 0;            // current one (capacity.cuh); 0: experts take all tokens
+};
