@@ -14,7 +14,7 @@ std::string order(WeightGradients when) {
     std::string story;
     WeightGradientQueue queue(when);
     for (const char* layer : {"a", "b"}) {
-        queue.add([&story, layer] { story += layer; });
+        queue.add({.run = [&story, layer] { story += layer; }});
         story += "|";
         queue.collective_started();
     }
@@ -69,7 +69,7 @@ TEST_CASE("linear: gradients of weights run at once, behind a collective, or whe
 TEST_CASE("linear: a collective may hide one gradient of weights, with what follows it, and leave the others waiting") {
     std::string story;
     WeightGradientQueue queue(WeightGradients::behind_collective);
-    for (const char* layer : {"a", "b", "c"}) queue.add([&story, layer] { story += layer; });
+    for (const char* layer : {"a", "b", "c"}) queue.add({.run = [&story, layer] { story += layer; }});
     queue.then([&story] { story += "!"; });
     for (int collective = 0; collective < 2; collective++) {
         queue.collective_started(1);
@@ -78,6 +78,24 @@ TEST_CASE("linear: a collective may hide one gradient of weights, with what foll
     queue.drain();
     queue.then([&story] { story += "?"; });   // nothing waits
     CHECK(story == "a|b|c!?");
+}
+
+TEST_CASE("linear: what a gradient of weights reads is fetched when it is added, or beside the one before it") {
+    auto order_of_fetches = [](WeightGradients when) {
+        std::string story;
+        WeightGradientQueue queue(when);
+        for (const char* layer : {"a", "b", "c"}) {
+            const std::string fetched = std::string(layer) == "b" ? "" : text("(", layer, ")");
+            queue.add(
+                {.prefetch = [&story, fetched] { story += fetched; }, .run = [&story, layer] { story += layer; }});
+        }
+        story += "|";
+        queue.drain();
+        return story;
+    };
+    CHECK(order_of_fetches(WeightGradients::at_once) == "(a)ab(c)c|");
+    CHECK(order_of_fetches(WeightGradients::behind_collective) == "(a)(c)|abc");
+    CHECK(order_of_fetches(WeightGradients::at_schedule) == "|(a)a(c)bc");
 }
 
 TEST_CASE("gradients: every tensor's first part of a step overwrites, whenever it comes") {

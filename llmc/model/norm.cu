@@ -70,7 +70,7 @@ void Norm::backward(const Backward& args, Gradients& gradients, WeightGradientQu
                            tools_.stream);
     });
     if (args.aside == nullptr) return;
-    queue.add([this, &gradients, dweight = dweight.data, dbias = dbias.data, C] {
+    queue.then([this, &gradients, dweight = dweight.data, dbias = dbias.data, C] {
         take_place(gradients, weight_index_, dweight, C, tools_.stream);
         if (bias_) take_place(gradients, bias_index_, dbias, C, tools_.stream);
     });

@@ -95,9 +95,8 @@ public:
 
     // ---- all rows at once
 
-    // Gathers all rows. Backward gathers them again for a gradient of weights, so that they need not be kept. It first
-    // calls prefetch, before a matmul that hides the gather: one of backward, or where gradients of weights are delayed
-    // the one before.
+    // Gathers all rows. Backward gathers them again for a gradient of weights, so that they need not be kept; the queue
+    // prefetches them (WeightGradient), to travel beside a matmul.
     const floatX* gather(const floatX* in);
     void prefetch(const floatX* in);
 
@@ -105,7 +104,9 @@ public:
 
     // Adds up `din`, this rank's part of a sum.
     floatX* sum_gradient(floatX* din, WeightGradientQueue& queue);
+    // Gathers a gradient of rows; gathered_gradient() returns where it leaves them.
     const floatX* gather_gradient(const floatX* dout, WeightGradientQueue& queue);
+    const floatX* gathered_gradient(const floatX* dout) const { return shares_rows_ ? gradient_.data() : dout; }
 
     // Adds up the `sums` of rows, which each rank has made over its own columns.
     void add_over_ranks(float* sums, std::size_t count);

@@ -48,10 +48,10 @@ std::vector<host::Recording> record_ring(bool backward, const Beside& beside) {
             if (!backward) return ring.forward(attention, forward);
             WeightGradientQueue queue(WeightGradients::behind_collective);
             if (beside.weight_gradients) {
-                queue.add([&] {
+                queue.add({.run = [&] {
                     if (beside.stray_wait) CUDA_CHECK(cudaDeviceSynchronize());
                     fill_normal(qkv.data(), 8, 1.0f, 1, GlobalSpan{}, me.stream);
-                });
+                }});
             }
             ring.backward(attention, gradients, {}, queue);
         });

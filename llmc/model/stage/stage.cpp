@@ -270,7 +270,7 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
     // Recompute overwrites what waiting gradients of weights read.
     const bool at_once = delayed == nullptr && options_.recompute >= Recompute::gelu_norm;
     if (delayed != nullptr) {   // until then another unit may use this gradient memory
-        state.weights.add([this, slot] { gradients_begin(slot); });
+        state.weights.add({.run = [this, slot] { gradients_begin(slot); }});
     }
     use(Direction::backward, [&] {
         LayerActivations kept = a.layers[i];

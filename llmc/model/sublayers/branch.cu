@@ -94,17 +94,17 @@ const floatX* Branch::project_backward(const SublayerBackward& args, const Branc
     if (norm_after()) norm_backward(args, a, args.dresidual);
     const floatX* const dprojected = norm_after() ? a.projected : args.dresidual;   // (Rr, C)
     const floatX* const dout = tp.gather_gradient(dprojected, args.queue);
-    const floatX* const kept =
-        norm_after() ? dprojected
-                     : keep_gradient(args, args.delayed_dout, dprojected, tools_.sizes.residual_elements(), stream);
-    const floatX* const entered = entered_rows(args.in, a);
-    args.queue.add([=, this, &tp, &gradients = args.gradients, &queue = args.queue, delayed = args.delayed()] {
-        // A delayed gradient gathers the rows again: the memory of a residual stream has no room for all of them. Those
-        // that the next product reads, of in_, travel beside this one.
-        const floatX* const all = delayed ? tp.gather_gradient(kept, queue) : dout;
-        if (delayed) tp.prefetch(entered);
-        out_.backward_weight(gradients, all, inner, rows, stream);
-    });
+    const floatX* gathered = dout;
+    if (args.delayed()) {   // the memory of a residual stream has no room for all rows: they are gathered again
+        const floatX* const kept =
+            norm_after() ? dprojected
+                         : keep_gradient(args, args.delayed_dout, dprojected, tools_.sizes.residual_elements(), stream);
+        args.queue.add({.run = [&tp, kept, &queue = args.queue] { tp.gather_gradient(kept, queue); }});
+        gathered = tp.gathered_gradient(kept);
+    }
+    args.queue.add({.run = [=, this, &gradients = args.gradients] {
+        out_.backward_weight(gradients, gathered, inner, rows, stream);
+    }});
     return dout;
 }
 
@@ -114,11 +114,11 @@ void Branch::enter_backward(const SublayerBackward& args, const BranchActivation
     const cudaStream_t stream = tools_.stream;
     const int rows = tools_.sizes.rows();
     const floatX* const entered = entered_rows(args.in, a);
-    if (!args.delayed()) tp.prefetch(entered);   // its gather hides behind the matmul before its use
     const floatX* const kept = keep_gradient(args, hidden, dhidden, std::int64_t{rows} * in_.out_channels(), stream);
-    args.queue.add([=, this, &tp, &gradients = args.gradients] {
-        in_.backward_weight(gradients, kept, tp.gather(entered), rows, stream);
-    });
+    args.queue.add({.prefetch = [&tp, entered] { tp.prefetch(entered); },
+                    .run = [=, this, &tp, &gradients = args.gradients] {
+                        in_.backward_weight(gradients, kept, tp.gather(entered), rows, stream);
+                    }});
     floatX* const part_of_sum = tools_.workspace.dnormed;
     in_.backward_input(part_of_sum, dhidden, rows, stream);
     const floatX* const din = tp.sum_gradient(part_of_sum, args.queue);

@@ -21,7 +21,7 @@ namespace {
 template <class Work>
 void now_or_later(const SublayerBackward& args, Work&& work) {
     if (!args.delayed()) return work();
-    args.queue.add(std::forward<Work>(work));
+    args.queue.add({.run = std::forward<Work>(work)});
 }
 
 }   // namespace
@@ -353,7 +353,7 @@ void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chu
 // the inputs' took its place.
 void Experts::queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
                                      const ExpertsActivations& a) const {
-    args.queue.add([=, this, &gradients = args.gradients] {
+    args.queue.add({.run = [=, this, &gradients = args.gradients] {
         gather(kept_dresidual, a, rows());
         dispatch(scratch_.dout, a);
         const GradientTarget of_out = gradients.next(out_.index), of_in = gradients.next(in_.index);
@@ -361,7 +361,7 @@ void Experts::queue_weight_gradients(const floatX* kept_dresidual, const Sublaye
             backward_out_weight(of_out, gradients.type(), chunk, dealt() ? scratch_.dout : kept_dresidual, a);
             backward_in_weight(of_in, gradients.type(), chunk, a);
         });
-    });
+    }});
 }
 
 void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const {

@@ -120,7 +120,7 @@ void QkNorms::backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBa
                             dqueries.accumulate, tools_.stream);
     });
     if (args.delayed_norms == nullptr) return;
-    args.queue.add([this, &gradients, queries, keys, HS, dq = dqueries.data, dk = dkeys.data] {
+    args.queue.then([this, &gradients, queries, keys, HS, dq = dqueries.data, dk = dkeys.data] {
         take_place(gradients, queries, dq, HS, tools_.stream);
         take_place(gradients, keys, dk, HS, tools_.stream);
     });

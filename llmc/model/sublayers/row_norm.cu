@@ -41,7 +41,7 @@ void RowNorm::backward_begin(float* sums, floatX* dqkv, int rows, const Kept& ke
                                           tools_.stream);
     });
     if (aside == nullptr) return;
-    queue.add([this, &gradients, from = dweight.data] {
+    queue.then([this, &gradients, from = dweight.data] {
         take_place(gradients, weight_index_, from, width(), tools_.stream);
     });
 }
