@@ -161,6 +161,16 @@ ask() { run+=(--val-every 2 --hellaswag 1 --hellaswag-data "$1"); }
 of data && ask words.bin
 expect 0 "HellaSwag: " "${run[@]}"
 expect 0 "HellaSwag: " "$train_gpt" evaluate --model begun --hellaswag 1 --hellaswag-data words.bin
+# the model's tokenizer begins each text with a token, the file was made before it did
+"$train_gpt" export --model begun --output begins >/dev/null
+id=$(grep -B1 '"content": "<|endoftext|>"' begins/tokenizer.json | grep -o '"id": [0-9]*' | grep -o '[0-9]*')
+front='{"SpecialToken": {"id": "e"}}, {"Sequence": {"id": "A"}}'
+post='{"type": "TemplateProcessing", "single": ['$front'], "special_tokens": {"e": {"ids": ['$id']}}}'
+sed -i "s/\"post_processor\": null/\"post_processor\": $post/" begins/tokenizer.json
+expect 0 "warning: words.bin: no question begins with <|endoftext|>" "$train_gpt" evaluate --model begins --hellaswag 1 --hellaswag-data words.bin
+expect 0 "begins.bin: 1 questions, each after <|endoftext|>, tokenizer" "$tokenize" --questions hellaswag --tokenizer begins --output begins.bin q.jsonl
+expect 0 "HellaSwag: " "$train_gpt" evaluate --model begins --hellaswag 1 --hellaswag-data begins.bin
+check "without a warning" [ "$(grep -c 'no question begins' out)" -eq 0 ]
 of data && ask same-size.bin
 expect 65 "same-size.bin: byte 16: made with a tokenizer of hash" "${run[@]}"
 expect 65 "same-size.bin: byte 16: made with a tokenizer of hash" "$train_gpt" evaluate --model begun --hellaswag 1 --hellaswag-data same-size.bin

@@ -176,10 +176,13 @@ END
 printf '%s\r\n' '"What is 1+1, really?",1,2,3,"4, or ""four""",B' 'Next,a,b,c,d,D' >mmlu.csv
 expect 0 "hellaswag.bin: 2 questions" "$tokenize" --questions hellaswag --tokenizer bytes --output hellaswag.bin hellaswag.jsonl
 expect 0 "made/mmlu.bin: 2 questions" "$tokenize" --questions mmlu --tokenizer bytes --output made/mmlu.bin mmlu.csv
+"$tokenize" --questions hellaswag --question-ids apart --tokenizer bytes --output apart.bin hellaswag.jsonl >out
+verdict $? "questions with texts apart: $(cat out)"
+expect 64 "--question-ids requires --questions" "$tokenize" --question-ids apart --tokenizer bytes --output none hellaswag.jsonl
 if command -v python3 >/dev/null; then
     python3 - <<'END'
 import csv, json, struct, sys
-def check(path, questions):
+def check(path, questions, way=1):
     body, longest = b"", 0
     for index, (context, completions, label) in enumerate(questions):
         texts = [context] + [" " + c for c in completions]
@@ -193,10 +196,11 @@ def check(path, questions):
     made_with = struct.unpack_from("<Q", content, 16)[0]   # its hash of the tokenizer
     header = struct.pack("<4iQi", 20240522, 1, len(questions), longest, made_with, 1 + ("mmlu" in path))
     of_content = content[28:36]   # xxh3, which Python has not: the C++ tests compute it
-    if content != header + of_content + bytes(1024 - 36) + body or made_with == 0 or of_content == bytes(8):
+    if content != header + of_content + struct.pack("<i", way) + bytes(1024 - 40) + body or made_with == 0 or of_content == bytes(8):
         sys.exit(path + " differs")
 lines = [json.loads(line) for line in open("hellaswag.jsonl") if line.strip()]
 check("hellaswag.bin", [(q["ctx"], q["endings"], int(q["label"])) for q in lines])
+check("apart.bin", [(q["ctx"], q["endings"], int(q["label"])) for q in lines], way=0)   # byte for byte as older programs
 rows = list(csv.reader(open("mmlu.csv", newline="")))
 check("made/mmlu.bin", [(f"Question: {r[0]}\n\nAnswer:", r[1:5], "ABCD".index(r[5])) for r in rows])
 END

@@ -30,6 +30,7 @@
 #include "llmc/io/standard_descriptors.h"
 #include "llmc/tokenizer/files/files.h"
 #include "llmc/tokenizer/input_files.h"
+#include "llmc/tokenizer/text_ids.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace fs = std::filesystem;
@@ -51,6 +52,7 @@ struct Options {
     bool tokenizer_given = false;
     bool questions_wanted = false;
     QuestionSource questions = QuestionSource::hellaswag;
+    QuestionIds question_ids = QuestionIds::together;
     bool decode = false, stats = false, verify = false;
 };
 
@@ -199,6 +201,12 @@ void add_other_tasks(CLI::App& app, Options& options) {
                         "train_gpt --evaluate"))
         ->transform(one_of(sources))
         ->each([&](const std::string&) { options.questions_wanted = true; });
+    const Names<QuestionIds> ways = {{"together", QuestionIds::together}, {"apart", QuestionIds::apart}};
+    app.add_option("--question-ids", options.question_ids,
+                   "together: completions behind their context, after the tokenizer's begin of text, as "
+                   "lm-evaluation-harness; apart: as llm.c and older versions")
+        ->transform(one_of(ways))
+        ->needs("--questions");
     app.add_flag("--decode", options.decode, "write the text of shards, or of prepared folders, to standard output");
     app.add_flag("--stats", options.stats, "count what is in shards or prepared folders");
     app.add_flag("--verify", options.verify, "check prepared folders against their manifests, every token and hash");
@@ -382,12 +390,19 @@ void write_questions(const Options& options) {
         const auto more = parse_questions(options.questions, read_whole(real_files(), path), path);
         questions.insert(questions.end(), more.begin(), more.end());
     }
-    const std::string content = to_question_file(tokenizer, questions, options.questions, options.corpus.wide);
+    const bool together = options.question_ids == QuestionIds::together;
+    if (const std::string warning = together ? warning_of_tokens_behind(tokenizer) : ""; !warning.empty()) {
+        std::cerr << "warning: " << printable(warning) << "\n";
+    }
+    const std::string content =
+        to_question_file(tokenizer, questions, options.questions, options.corpus.wide, options.question_ids);
     parse_question_file(content, output, tokenizer.vocab_size());   // what is written can be read
     const fs::path folder = fs::path(output).parent_path();
     if (!folder.empty()) real_files().make_folders(folder.string());
     write_whole(real_files(), output, content);
-    std::cout << output << ": " << questions.size() << " questions, tokenizer " << tokenizer.name() << "\n";
+    const std::string front = together ? front_of_texts(tokenizer) : "";
+    std::cout << output << ": " << questions.size() << " questions" << (front.empty() ? "" : ", each after ")
+              << printable(front) << ", tokenizer " << tokenizer.name() << "\n";
 }
 
 void run(Options& options) {

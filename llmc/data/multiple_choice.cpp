@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int32_t magic = question_file_magic;
 constexpr std::size_t header_bytes = 1024;
+constexpr std::size_t ids_field = 9;
 
 // Walks over the words of a file, and knows its place for messages.
 class Words {
@@ -143,6 +144,10 @@ std::string warning_of_questions(std::string_view content, const std::string& na
                 ": the file has no hash of its content, so damage may go unseen; `tokenize --questions` writes one");
 }
 
+QuestionIds ids_of_questions(std::string_view content, const std::string& name) {
+    return static_cast<QuestionIds>(Words(content, name, 0).header(ids_field));
+}
+
 std::string names_of_sources() {
     std::string names;
     for (const NamedSource& known : question_sources) names += text(names.empty() ? "" : ", ", known.name);
@@ -176,6 +181,8 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
     constexpr int last = static_cast<int>(std::size(question_sources));   // 0: not said
     if (words.header(6) < 0 || words.header(6) > last)
         words.bad(24, text("source ", words.header(6), ", expected 0 to ", last));
+    if (words.header(ids_field) < 0 || words.header(ids_field) > static_cast<int>(QuestionIds::together))
+        words.bad(4 * ids_field, text("way from texts to ids ", words.header(ids_field), ", expected 0 or 1"));
     const int count = words.header(2);
     if (count < 1) words.bad(8, text(count, " questions, expected at least 1"));
     std::vector<Question> questions;

@@ -9,6 +9,7 @@
 //                 [4] [5] hash of the tokenizer, its lower half first; 0: not said
 //                 [6] source (QuestionSource); 0: not said
 //                 [7] [8] hash of all other bytes of the file, its lower half first; 0: the file has none
+//                 [9] how texts became ids (QuestionIds)
 //                 rest 0
 //   byte 1024   the questions, in words, without gaps; docs/formats.md ("Questions") has the words of one
 //
@@ -37,6 +38,12 @@ constexpr std::uint32_t question_mark(QuestionFormat format) {
 
 // Publisher of the questions, as a number in the file's header, where 0 means that it is not said.
 enum class QuestionSource : std::uint8_t { hellaswag = 1, mmlu, arc_easy, piqa, lambada, arc_challenge };
+
+// How the texts of the questions became ids, as a number in the file's header.
+enum class QuestionIds : std::int32_t {
+    apart = 0,   // each text by itself, without tokens in front: llm.c's files, and all of older programs
+    together,    // completions behind their context, after the tokenizer's tokens in front (llmc/tokenizer/text_ids.h)
+};
 
 struct NamedSource {
     QuestionSource source;
@@ -70,6 +77,9 @@ inline constexpr std::size_t question_hash_begin = 28, question_hash_bytes = 8;
 std::uint64_t hash_of_questions(std::string_view content);
 // Returns a warning about a file that has no such hash; empty: it has one.
 std::string warning_of_questions(std::string_view content, const std::string& name);
+
+// Returns how the texts of the questions became ids.
+QuestionIds ids_of_questions(std::string_view content, const std::string& name);
 
 // Parses a file's whole `content`; `name` is what messages call it. Error(bad_data) too where the file says that it was
 // made with another tokenizer than that of a hash.

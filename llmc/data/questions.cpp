@@ -8,6 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/data/multiple_choice.h"
+#include "llmc/tokenizer/text_ids.h"
 
 namespace {
 
@@ -184,20 +185,37 @@ std::vector<QuestionText> parse_mmlu_csv(std::string_view content, const std::st
 // ---------------------------------------------------------------------------------------------------------------------
 // Words of the file
 
+class QuestionEncoder {
+public:
+    QuestionEncoder(const Tokenizer& tokenizer, QuestionIds way) : way_(way), together_(tokenizer), apart_(tokenizer) {}
+
+    ContinuedText encode(const std::string& context, const std::string& completion) {
+        if (way_ == QuestionIds::together) return together_.encode_continued(context, completion);
+        ContinuedText ids;
+        apart_.encode(context, ids.context);
+        apart_.encode(completion, ids.completion);
+        return ids;
+    }
+
+private:
+    QuestionIds way_;
+    TextEncoder together_;
+    Encoder apart_;
+};
+
 class WordWriter {
 public:
-    WordWriter(const Tokenizer& tokenizer, QuestionFormat format) : encoder_(tokenizer), format_(format) {}
+    WordWriter(const Tokenizer& tokenizer, QuestionFormat format, QuestionIds way)
+        : encoder_(tokenizer, way), format_(format), way_(way) {}
 
     void word(std::size_t value, const char* what) {
         if (value > most_) refuse(text(what, " of ", value, ", at most ", most_));
         words_.push_back(static_cast<std::uint32_t>(value));
     }
-    void tokens(const std::string& content, const char* what) {
-        ids_.clear();
-        encoder_.encode(content, ids_);
-        if (ids_.empty()) throw Error(ErrorKind::bad_data, text(place_, "question ", index_, ": ", what, " is empty"));
-        word(ids_.size(), what);
-        for (std::uint32_t id : ids_) word(id, "a token id");
+    void tokens(const std::vector<std::uint32_t>& ids, const char* what) {
+        if (ids.empty()) throw Error(ErrorKind::bad_data, text(place_, "question ", index_, ": ", what, " is empty"));
+        word(ids.size(), what);
+        for (std::uint32_t id : ids) word(id, "a token id");
     }
     void question(const QuestionText& q) {
         place_ = q.place;
@@ -207,10 +225,11 @@ public:
         word(index_, "an index");
         word(q.label, "a label");
         word(q.completions.size(), "a number of completions");
-        tokens(q.context, "the context");
         for (const std::string& completion : q.completions) {
+            const ContinuedText ids = encoder_.encode(q.context, completion);
+            if (&completion == &q.completions.front()) tokens(ids.context, "the context");
             if (format_ == QuestionFormat::uint32_words) word(characters_of_answer(completion), "a completion");
-            tokens(completion, "a completion");
+            tokens(ids.completion, "a completion");
         }
         const std::size_t bytes = bytes_per_word(format_) * (words_.size() - begin);
         const std::size_t most_bytes = std::min<std::size_t>(most_, INT32_MAX);   // the header counts in int32
@@ -226,7 +245,10 @@ public:
                                              static_cast<std::int32_t>(longest_),
                                              static_cast<std::int32_t>(tokenizer_hash),
                                              static_cast<std::int32_t>(tokenizer_hash >> 32),
-                                             static_cast<std::int32_t>(source)};
+                                             static_cast<std::int32_t>(source),
+                                             0,   // the hash of all the rest, below
+                                             0,
+                                             static_cast<std::int32_t>(way_)};
         std::string content(sizeof header, '\0');
         std::memcpy(content.data(), header.data(), sizeof header);
         for (const std::uint32_t word : words_) {   // little-endian: a short word is the first bytes of a long one
@@ -252,11 +274,11 @@ private:
                               : "Leave this question out.");
     }
 
-    Encoder encoder_;
+    QuestionEncoder encoder_;
     QuestionFormat format_;
+    QuestionIds way_;
     std::size_t most_ = question_mark(format_);
     std::vector<std::uint32_t> words_;
-    std::vector<std::uint32_t> ids_;
     std::string place_;
     std::size_t index_ = 0, longest_ = 0;
 };
@@ -277,8 +299,21 @@ QuestionFormat question_format_for(const Tokenizer& tokenizer, bool wide) {
 }
 
 std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
-                             QuestionSource source, bool wide) {
-    WordWriter writer(tokenizer, question_format_for(tokenizer, wide));
+                             QuestionSource source, bool wide, QuestionIds way) {
+    WordWriter writer(tokenizer, question_format_for(tokenizer, wide), way);
     for (const QuestionText& question : questions) writer.question(question);
     return writer.file(tokenizer.hash(), source);
+}
+
+std::string warning_of_contexts(const std::vector<Question>& questions, const std::string& name,
+                                const Tokenizer& tokenizer) {
+    const std::vector<std::uint32_t>& front = tokenizer.data().front;
+    auto has_front = [&](const Question& question) {
+        return question.context.size() >= front.size() &&
+               std::equal(front.begin(), front.end(), question.context.begin(), std::cmp_equal<std::uint32_t, int>);
+    };
+    if (std::ranges::any_of(questions, has_front)) return "";
+    return text(name, ": no question begins with ", front_of_texts(tokenizer),
+                ", which the model's tokenizer puts in front of a text, so scores are not those of "
+                "lm-evaluation-harness; `tokenize --questions` writes a file with it");
 }

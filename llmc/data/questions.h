@@ -13,9 +13,8 @@
 //               context: "Question: " + goal + "\nAnswer:"; completions: " " + solution
 //   LAMBADA     JSONL: {"text": "..."}; context: up to the last word; completion: " " + the last word
 //
-// The first two are llm.c's contexts and completions, so results compare with its; the others are meant to be those of
-// the LM Evaluation Harness, with which no result has been compared. What is wrong with a file is Error(bad_data) with
-// file and offset.
+// The first two are llm.c's contexts and completions, so results compare with its; the others are those of the LM
+// Evaluation Harness. What is wrong with a file is Error(bad_data) with file and offset.
 #pragma once
 
 #include <string>
@@ -40,4 +39,10 @@ QuestionFormat question_format_for(const Tokenizer& tokenizer, bool wide = false
 
 // Returns the bytes of the question file, all checked to fit its words.
 std::string to_question_file(const Tokenizer& tokenizer, const std::vector<QuestionText>& questions,
-                             QuestionSource source = QuestionSource::hellaswag, bool wide = false);
+                             QuestionSource source = QuestionSource::hellaswag, bool wide = false,
+                             QuestionIds way = QuestionIds::together);
+
+// Returns a warning where no context begins with the tokens that the tokenizer puts in front of a text: scores are then
+// not those of lm-evaluation-harness. Empty: they do, or there are no such tokens.
+std::string warning_of_contexts(const std::vector<Question>& questions, const std::string& name,
+                                const Tokenizer& tokenizer);

@@ -82,7 +82,8 @@ TEST_CASE("questions: ARC in both its forms, PIQA, and LAMBADA's last word") {
 
     const std::string file = to_question_file(Tokenizer::bytes(), lambada, QuestionSource::lambada);
     const auto read = parse_question_file(file, "l.bin", 257);
-    CHECK(text_of(read[0].completions.at(0)) == " Bob");
+    CHECK(text_of(read[0].context) == "she gave it to");
+    CHECK(text_of(read[0].completions.at(0)) == "  Bob");   // with the context's last blank, as the harness has it
     CHECK(source_of_questions(file, "l.bin").name == std::string("lambada"));
     for (const NamedSource& known : question_sources) {
         const auto two =
@@ -157,6 +158,46 @@ TEST_CASE("questions: a vocabulary of more than 65,535 ids makes a file of 32-bi
     const std::string wide = to_question_file(Tokenizer::bytes(), long_one, QuestionSource::mmlu, true);
     CHECK(version_of(wide) == 2);
     CHECK(parse_question_file(wide, "m.bin", 257).at(0).completions.at(1).size() == 70'001);
+}
+
+TEST_CASE("questions: the file says how its texts became ids, and who evaluates hears of a front that is missing") {
+    TokenizerData data = Tokenizer::bytes().data();
+    const auto asked = parse_questions(QuestionSource::hellaswag,
+                                       R"({"ctx": "<|endoftext|>a ", "endings": ["b", "c"], "label": 0})", "h.jsonl");
+    auto written = [&](QuestionIds way) {
+        return to_question_file(Tokenizer(data), asked, QuestionSource::hellaswag, true, way);
+    };
+    auto question = [](const std::string& file) { return parse_question_file(file, "h.bin", 258).at(0); };
+    auto warning = [&](const std::string& file) {
+        return warning_of_contexts(parse_question_file(file, "h.bin", 258), "h.bin", Tokenizer(data));
+    };
+    CHECK(warning(written(QuestionIds::apart)).empty());   // the tokenizer puts nothing in front
+    data.tokens.push_back("<s>");
+    data.is_special.push_back(1);
+    data.front = {257};
+
+    const std::string together = written(QuestionIds::together);
+    CHECK(ids_of_questions(together, "h.bin") == QuestionIds::together);
+    CHECK(question(together).context == std::vector<std::int32_t>{257, 256, 'a'});
+    CHECK(text_of(question(together).completions.at(1)) == "  c");
+    CHECK(question(together).characters == std::vector<std::int32_t>{1, 1});   // of the answer, as it was published
+    CHECK(warning(together).empty());
+
+    const std::string apart = written(QuestionIds::apart);
+    CHECK(ids_of_questions(apart, "h.bin") == QuestionIds::apart);
+    CHECK(text_of(question(apart).context) == "<|endoftext|>a ");   // 13 bytes of text, no token
+    CHECK(question(apart).context.size() == 15);
+    CHECK(text_of(question(apart).completions.at(1)) == " c");
+    CHECK(question(apart).characters == question(together).characters);
+    CHECK(warning(apart).find("h.bin: no question begins with <s>, which the model's tokenizer puts in front") == 0);
+
+    std::string unknown = together;
+    unknown[36] = 2;
+    unknown.replace(question_hash_begin, question_hash_bytes, question_hash_bytes, '\0');
+    CHECK_THROWS_WITH_AS(question(unknown), doctest::Contains("byte 36: way from texts to ids 2, expected 0 or 1"),
+                         Error);
+    CHECK_THROWS_WITH_AS(to_question_file(Tokenizer::bytes(), {{"a", {"", " b"}, 0}}),
+                         doctest::Contains("a completion is empty"), Error);
 }
 
 TEST_CASE("questions: every damage of a file with a hash is refused; one without is read, with a warning") {

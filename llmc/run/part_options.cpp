@@ -5,6 +5,7 @@
 
 #include "llmc/base/refuse.h"
 #include "llmc/data/corpus/corpus_check.h"
+#include "llmc/data/questions.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/run/layout_options.h"
 
@@ -170,16 +171,32 @@ static std::string read_questions(const std::string& flag, const std::string& pa
     }
 }
 
+// Loads the tokenizer of a folder; nothing where there is none, or one that is not supported.
+static std::optional<Tokenizer> tokenizer_in(const std::string& folder) {
+    if (folder.empty()) return std::nullopt;
+    try {
+        return Tokenizer::load(folder);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_data && error.kind() != ErrorKind::io) throw;
+        return std::nullopt;
+    }
+}
+
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
                                                           const std::string& tokenizer, const Log& log) {
     std::vector<std::unique_ptr<Evaluation>> evaluations;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
-    for (const auto& [asked, path] : asked_evaluations(options)) {
+    const std::vector<AskedEvaluation> all_asked = asked_evaluations(options);
+    const auto reads = all_asked.empty() ? std::nullopt : tokenizer_in(tokenizer);
+    for (const auto& [asked, path] : all_asked) {
         // llm.c's option takes any multiple-choice file
         const bool any = options.hellaswag && asked == &hellaswag_source;
         const std::string content = read_questions(any ? "--hellaswag-data" : text("--evaluate ", asked->name), path);
         std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
         if (const std::string warning = warning_of_questions(content, path); !warning.empty()) {
+            log.warning("%s", warning.c_str());
+        }
+        if (const std::string warning = reads ? warning_of_contexts(questions, path, *reads) : ""; !warning.empty()) {
             log.warning("%s", warning.c_str());
         }
         const NamedSource& found = source_of_questions(content, path);

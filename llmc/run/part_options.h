@@ -31,6 +31,7 @@ struct AskedEvaluation {
 };
 std::vector<AskedEvaluation> asked_evaluations(const Options& options);
 // Reads the questions of all asked evaluations. `tokenizer`: folder of the model's tokenizer; empty: unknown. Throws
-// Error(bad_data) for questions of another tokenizer, or other questions than asked for; warns of files without a hash.
+// Error(bad_data) for questions of another tokenizer, or other questions than asked for; warns of files without a hash,
+// and of contexts without the tokens that the model's tokenizer puts in front of a text.
 std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
                                                           const std::string& tokenizer, const Log& log);

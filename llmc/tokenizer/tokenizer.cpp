@@ -131,7 +131,7 @@ std::string Tokenizer::file_of(const std::string& specification) {
 std::uint64_t Tokenizer::hash_of_rules() const {
     // names every field, so that none is added and forgotten
     const auto& [name, tokens, is_special, added_rules, end_of_text, can_encode, pattern, merges, merge_by_rank,
-                 whole_piece_first, post_processor, front, special_ids, kept] = data();
+                 whole_piece_first, post_processor, front, back, special_ids, kept] = data();
     Hash64 hash;
     update(hash, is_special);
     for (const auto& [id, rules] : added_rules) {

@@ -54,8 +54,9 @@ struct TokenizerData {
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
-    std::string post_processor = "null";   // tokenizer.json's, which adds ids around a text; `front` has the first ones
-    std::vector<std::uint32_t> front;      // the ids that it puts in front of a text
+    std::string post_processor = "null";   // tokenizer.json's, which adds ids around a text
+    std::vector<std::uint32_t> front;      // the ids that it puts in front of a text (text_ids.h)
+    std::vector<std::uint32_t> back;       // the ids that it puts behind it
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
 

@@ -6,6 +6,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/run/evaluation/choose_token.h"
 #include "llmc/run/evaluation/sampler.h"
+#include "llmc/tokenizer/text_ids.h"
 
 namespace {
 
@@ -50,15 +51,7 @@ std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::s
     const std::vector<std::uint32_t>& front = tokenizer.data().front;
     if (prompt.empty() && !front.empty()) return {front.begin(), front.end()};
     if (prompt.empty()) return {static_cast<std::int32_t>(tokenizer.end_of_text())};
-    refuse_if(!tokenizer.data().can_encode, text("tokenizer ", tokenizer.name(), " can only turn tokens into text"),
-              "Name a file that can encode the prompt with --tokenizer: tokenizer.json, vocab.bpe, tiktoken ranks.");
-    EncodeOptions how;
-    how.special = SpecialText::encode;
-    std::vector<std::uint32_t> ids;
-    Encoder(tokenizer, how).encode(prompt, ids);
-    if (!std::ranges::equal(front, std::span(ids).first(std::min(ids.size(), front.size())))) {
-        ids.insert(ids.begin(), front.begin(), front.end());
-    }
+    const std::vector<std::uint32_t> ids = TextEncoder(tokenizer).encode(prompt);
     return {ids.begin(), ids.end()};
 }
 

@@ -18,7 +18,7 @@ struct SamplerOptions {
     std::string prompt = {};   // empty: starts with an end-of-text token
 };
 
-// Encodes a prompt; names of special tokens become those tokens. An empty prompt becomes the end-of-text token. Throws
+// Encodes a prompt (text_ids.h). An empty one becomes the tokens in front of a text, else the end-of-text token. Throws
 // Error(usage) if the tokenizer can only decode.
 std::vector<std::int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt);
 

@@ -77,7 +77,7 @@ private:
         place_ = "/post_processor";
         if (const Json* post = json_.find("post_processor")) {
             data_.post_processor = to_text(*post);
-            read_front(*post);
+            read_post_processor(*post);
         }
         choose_end_of_text();
         const int byte = missing_byte(data_);
@@ -235,24 +235,48 @@ private:
         data_.pattern = std::move(pattern);
     }
 
-    // Reads the tokens that a template for one text puts in front of it.
-    void read_front(const Json& post) {
+    // Reads the tokens that are put in front of a text, and behind it.
+    void read_post_processor(const Json& post) {
         if (post.is_null()) return;
         const std::string& type = post.at("type").as_text();
         if (type == "Sequence") {
-            for (const Json& step : post.at("processors").elements()) read_front(step);
+            for (const Json& step : post.at("processors").elements()) read_post_processor(step);
+            return;
         }
-        if (type != "TemplateProcessing") return;
-        for (const Json& part : post.at("single").elements()) {
-            const Json* token = part.find("SpecialToken");
-            if (token == nullptr) break;
-            const Json& ids = post.at("special_tokens").at(token->at("id").as_text()).at("ids");
-            for (const Json& id : ids.elements()) {
-                const std::uint32_t known = id_of(id, place_, "special_tokens");
-                if (known >= data_.tokens.size()) fail(id, place_, text("no token has the id ", known));
-                data_.front.push_back(known);
+        const bool is_template = type == "TemplateProcessing";
+        if (!is_template && type != "BertProcessing" && type != "RobertaProcessing") return;   // adds no tokens
+        // the tokenizers package takes what the first step has added for a second text
+        if (!data_.front.empty() || !data_.back.empty()) fail(post, place_, "two steps that add tokens");
+        if (is_template) {
+            read_template(post);
+        } else {
+            for (const auto& [key, side] : {std::pair("cls", &data_.front), std::pair("sep", &data_.back)}) {
+                const Json& pair = post.at(key);   // the token's text and its id
+                if (pair.elements().size() != 2) fail(pair, place_, text(key, ": expected a token and its id"));
+                side->push_back(added_id(pair.elements()[1]));
             }
         }
+    }
+
+    void read_template(const Json& post) {
+        std::vector<std::uint32_t>* side = &data_.front;
+        for (const Json& part : post.at("single").elements()) {
+            const Json* token = part.find("SpecialToken");
+            if (token == nullptr) {   // the text itself
+                if (side == &data_.back) fail(part, place_, "a template that has the text twice");
+                side = &data_.back;
+                continue;
+            }
+            const Json& ids = post.at("special_tokens").at(token->at("id").as_text()).at("ids");
+            for (const Json& id : ids.elements()) side->push_back(added_id(id));
+        }
+    }
+
+    // Reads an id that the post-processor adds.
+    std::uint32_t added_id(const Json& id) const {
+        const std::uint32_t known = id_of(id, place_, "special_tokens");
+        if (known >= data_.tokens.size()) fail(id, place_, text("no token has the id ", known));
+        return known;
     }
 
     // Chooses the end of text for this file alone; files beside it may name another one (special_ids.cpp).

@@ -261,6 +261,49 @@ TEST_CASE("special_ids: what a post-processor puts in front of a text") {
           std::string::npos);
 }
 
+TEST_CASE("special_ids: every kind of post-processor that adds tokens around a text") {
+    const std::string pair = R"(["<|begin_of_text|>", 256])", end = R"(["<|eot_id|>", 259])";
+    auto read = [&](const std::string& post) {
+        TokenizerData data = with_tokens(llama3);
+        data.post_processor = post;
+        return parse_huggingface(to_huggingface(data), "tokenizer.json");
+    };
+    auto classic = [](const std::string& type, const std::string& cls, const std::string& sep) {
+        return R"({"type": ")" + type + R"(", "cls": )" + cls + R"(, "sep": )" + sep + "}";
+    };
+    auto template_of = [](const std::string& single) {
+        return R"({"type": "TemplateProcessing", "single": [)" + single +
+               R"(], "pair": [], "special_tokens": {"b": {"id": "b", "ids": [256], "tokens": ["<|begin_of_text|>"]},
+                  "e": {"id": "e", "ids": [259], "tokens": ["<|eot_id|>"]}}})";
+    };
+    auto sequence = [](const std::string& a, const std::string& b) {
+        return R"({"type": "Sequence", "processors": [)" + a + "," + b + "]}";
+    };
+    const std::string b = R"({"SpecialToken": {"id": "b"}})", e = R"({"SpecialToken": {"id": "e"}})",
+                      whole = R"({"Sequence": {"id": "A"}})", bytes = R"({"type": "ByteLevel"})";
+    for (const std::string& post :
+         {template_of(b + "," + whole + "," + e), classic("BertProcessing", pair, end),
+          classic("RobertaProcessing", pair, end), sequence(bytes, classic("RobertaProcessing", pair, end)),
+          sequence(template_of(b + "," + whole + "," + e), bytes),
+          sequence(template_of(whole), template_of(b + "," + whole + "," + e))}) {
+        CAPTURE(post);
+        CHECK(read(post).front == Ids{256});
+        CHECK(read(post).back == Ids{259});
+    }
+    CHECK(read(template_of(whole + "," + e)).front.empty());
+    CHECK(read(template_of(whole + "," + e)).back == Ids{259});
+    auto refused = [&](const std::string& post, const char* why) {
+        const std::string message = complaint([&] { read(post); });
+        CHECK_MESSAGE(message.find(why) != std::string::npos, message);
+        CHECK(message.find("/post_processor") != std::string::npos);
+    };
+    refused(sequence(template_of(b + "," + whole), template_of(b + "," + whole)), "two steps that add tokens");
+    refused(sequence(template_of(whole + "," + e), classic("BertProcessing", pair, end)), "two steps that add tokens");
+    refused(template_of(whole + "," + whole), "a template that has the text twice");
+    refused(classic("BertProcessing", "[]", end), "cls: expected a token and its id");
+    refused(classic("RobertaProcessing", pair, R"(["<|eot_id|>", 999])"), "no token has the id 999");
+}
+
 TEST_CASE("special_ids: files that are no JSON, or say something else than ids, are refused by name and offset") {
     auto refused = [&](const char* name, const std::string& content) {
         return complaint([&] { loaded(llama3, {{name, content}}); });
