@@ -96,11 +96,51 @@ text = ['caf\u00e9 \"%d\"\n' % i for i in range(2500)] + [None]
 pyarrow.parquet.write_table(pyarrow.table({'id': range(2501), 'text': text}), '$raw/000.parquet')"
     echo "$(sha256sum <$raw/000.parquet | cut -d' ' -f1) sample/10BT/000.parquet" >$raw/files.txt
     expect 0 "2501 documents" data/fineweb.sh --edu -q --val-tokens 5000
-    "$tokenize" --decode data/edu_fineweb10B/edu_fineweb_val_000000.bin | head -n 2 | tail -n 1 | has -F 'café "1"'
+    "$tokenize" --decode data/edu_fineweb10B/edu_fineweb_val_000000.bin >decoded
+    sed -n 2p decoded | has -F 'café "1"'
     verdict $? "text of a Parquet file"
     head -c 3000 $raw/000.parquet >cut && mv cut $raw/000.parquet
     expect 65 "has the SHA-256" data/fineweb.sh --edu -q
     expect 1 "not a readable Parquet file" "$python" data/parquet_to_jsonl.py $raw/000.parquet
+
+    # columns of text in each of their types, one file each; what is no text is named
+    "$python" -c "
+import pyarrow as pa, pyarrow.parquet as pq
+text = ['caf\u00e9', 'two\n', None] * 700
+for name, type in (('string', pa.string()), ('large', pa.large_string()), ('bytes', pa.binary()), ('large_bytes', pa.large_binary()),
+                   ('dictionary', pa.dictionary(pa.int32(), pa.string())), ('dictionary_of_bytes', pa.dictionary(pa.int8(), pa.binary()))):
+    values = [t and t.encode() for t in text] if 'bytes' in name else text
+    pq.write_table(pa.table({'text': pa.array(values, type)}), name + '.parquet')
+pq.write_table(pa.table({'text': pa.array([b'\xff', b'\xc3'], pa.binary())}), 'not_utf8.parquet')
+pq.write_table(pa.table({'text': pa.array([['a'], ['b', 'c']]), 'number': [7, 8], 'parts': [{'text': 'a'}] * 2, 'nulls': pa.nulls(2)}), 'others.parquet')"
+    "$python" data/parquet_to_jsonl.py --plain string.parquet >as_string
+    for type in large bytes large_bytes dictionary dictionary_of_bytes; do
+        "$python" data/parquet_to_jsonl.py --plain $type.parquet 2>&1 | cmp - as_string >differs 2>&1
+        verdict $? "a column of $type has the text of one of strings: $(head -n 1 differs)"
+    done
+    [ "$(sed -n 1p as_string)" = '{"text": "café"}' ] && [ "$(sed -n 3p as_string)" = '{"text": ""}' ] && [ "$(wc -l <as_string)" = 2100 ]
+    verdict $? "text and nulls: $(head -n 3 as_string)"
+    [ "$("$python" data/parquet_to_jsonl.py --plain --field nulls others.parquet | sort -u)" = '{"nulls": ""}' ]
+    verdict $? "a column of nothing but nulls"
+    expect 1 "expected one column txt, found text, number, parts, nulls" "$python" data/parquet_to_jsonl.py --field txt others.parquet
+    expect 1 "others.parquet: column text is of the type list<" "$python" data/parquet_to_jsonl.py others.parquet
+    expect 1 "column number is of the type int64, expected text" "$python" data/parquet_to_jsonl.py --field number others.parquet
+    expect 1 "column parts is of the type struct<" "$python" data/parquet_to_jsonl.py --field parts others.parquet
+    "$python" data/parquet_to_jsonl.py not_utf8.parquet | "$tokenize" -q --output not_utf8 - >/dev/null
+    "$tokenize" --decode not_utf8/train_000000.bin >decoded
+    [ "$(od -An -c decoded | tr -d ' \n')" = '<|endoftext|>377<|endoftext|>303' ]
+    verdict $? "bytes that are not UTF-8 stay: $(od -An -c decoded)"
+
+    # a converter that fails leaves no corpus; one whose reader wants no more has not failed
+    for second in $raw/000.parquet others.parquet; do
+        expect 65 "this stream is not whole: it ends without its last line" \
+            bash -c '"$1" data/parquet_to_jsonl.py string.parquet "$2" | "$3" -q --output broken -' _ "$python" $second "$tokenize"
+        [ ! -e broken/manifest.json ]
+        verdict $? "no manifest behind a converter that failed on $second"
+    done
+    expect 1 "cannot write to standard output: " bash -c '"$1" data/parquet_to_jsonl.py string.parquet >/dev/full' _ "$python"
+    expect 0 "train_gpt_stream" bash -c 'set -o pipefail
+        "$1" data/parquet_to_jsonl.py string.parquet{,,,}{,,,} | head -n 1' _ "$python"
     expect 69 "no network" data/fineweb.sh
 else
     expect 69 "pip install pyarrow" data/fineweb.sh

@@ -35,7 +35,7 @@ verdict $? "only $count messages were found in $page"
     "$train_gpt" --help | sed -nE 's/^  train_gpt ([a-z]+) --help.*/\1/p' | while read -r verb; do "$train_gpt" "$verb" --help; done
     "$tokenize" --help
     sed -nE 's/^ *(-[a-z-]+\|)?(--[a-z-]+)\).*/\2/p; s/^ *(--[a-z-]+)\|?.*\).*/\1/p' data/*.sh scripts/*.sh dev/bench/*.sh
-    grep -hE 'add_argument|"--[a-z-]+"' dev/reference/*.py dev/bench/*.py dev/bench/*.cpp dev/tools/*.cpp
+    grep -hE 'add_argument|"--[a-z-]+"' data/*.py dev/reference/*.py dev/bench/*.py dev/bench/*.cpp dev/tools/*.cpp
 } | grep -oE -e '--[a-z][a-z0-9-]*' | sort -u >"$work/known"
 others=" --bind-to --mca --nodes --signal --no-skip --expt-relaxed-constexpr --logdir "   # mpirun's, sbatch's, doctest's, nvcc's, tensorboard's
 grep -noE -e '(^|[^a-zA-Z0-9-])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^([^:]*:[0-9]+):.*(--[a-z].*)$/\1:\2/' | sort -u >"$work/options"

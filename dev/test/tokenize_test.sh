@@ -132,6 +132,7 @@ for name in many.json MANY.JSONL many.txt part-0 many.jl list.json; do
     check "$name: the same shards" same_shards plain json
 done
 expect 0 "of 20000 documents" bash -c "\"$tokenize\" -q --tokenizer bytes --output json --overwrite - <many.jsonl"
+expect 65 "standard input is empty" "$tokenize" -q --output nothing -
 expect 65 'mixed.jsonlines: line 7, offset 216: the field "text" is null, expected a string' \
     "$tokenize" -q --tokenizer bytes --output json --overwrite mixed.jsonlines
 expect 0 '  passed over 2 bad lines, the first: mixed.jsonlines: line 7, ' \

@@ -1,48 +1,21 @@
 #include "llmc/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <charconv>
 #include <climits>
 #include <deque>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "llmc/base/error.h"
+#include "llmc/checkpoint/checkpoint_manifest.h"
 #include "llmc/io/hash.h"
 
 namespace {
 
-constexpr const char* format_name = "train_gpt checkpoint";
-constexpr int format_version = 3, format_version_of_64_bits = 2;
-constexpr const char* manifest_name = "manifest.json";
 constexpr const char* temporary_suffix = ".tmp";
 constexpr const char* removed_suffix = ".old";
 constexpr const char* damaged_suffix = ".damaged";
 constexpr char failed_share = '!';   // first byte of a failed rank's share(); other shares are JSON
-constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
-
-// Returns the step in a checkpoint's name, or nothing if it is no such name.
-std::optional<int> step_of(const std::string& name) {
-    const std::string prefix = "step_";
-    int step = 0;
-    if (!name.starts_with(prefix)) return std::nullopt;
-    auto [end, code] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
-    if (code != std::errc{} || name != checkpoint_name(step)) return std::nullopt;
-    return step;
-}
-
-std::string hash_of(const File& file, bool of_64_bits) {
-    const std::uint64_t bytes = file.size();
-    Hash64 hash;
-    std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, buffer_bytes));
-    for (std::uint64_t begin = 0; begin < bytes; begin += buffer.size()) {
-        auto part = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - begin));
-        file.read_at(begin, part);
-        hash.update(part.data(), part.size());
-    }
-    return of_64_bits ? hash_to_text(hash.digest()) : hash.digest_128();
-}
 
 // Returns the message of a caught exception; `error` must not be null.
 std::string words_of(const std::exception_ptr& error) {
@@ -140,9 +113,7 @@ std::unique_ptr<File> CheckpointWriter::create(const std::string& name, const Js
 SafetensorsWriter CheckpointWriter::create(const std::string& name, const std::vector<TensorEntry>& tensors,
                                            const TensorMetadata& metadata) {
     Json all = Json::object();
-    for (const TensorEntry& tensor : tensors) {
-        all.add(tensor.name, Json::object({{"dtype", name_of(tensor.type)}, {"shape", tensor.shape}}));
-    }
+    for (const TensorEntry& tensor : tensors) all.add(tensor.name, type_and_shape(tensor));
     return {create(name, all), tensors, metadata};
 }
 
@@ -252,65 +223,9 @@ std::string CheckpointWriter::outcome() const { return failure_ ? words_of(failu
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-namespace {
-
-// Checks this rank's part of the files; returns the first damage found, or an empty string.
-std::string own_damage(const FileSystem& files, const std::string& path, CheckpointUse use, int rank, int ranks) {
-    const std::string manifest_path = path + "/" + manifest_name;
-    std::string content;
-    try {
-        if (use == CheckpointUse::any_model) {   // a link that leads nowhere counts as a damaged manifest
-            if (!files.exists(path + "/.") || !has_entry(files, path, manifest_name)) return "";
-        }
-        content = read_whole(files, manifest_path);
-    } catch (const Error& error) {
-        return text(path, ": no readable manifest: ", error.message());
-    }
-    try {
-        const Json manifest = parse_json(content);
-        if (manifest.at("format") != format_name) return manifest_path + ": not a manifest";
-        const bool of_64_bits = manifest.at("version") == format_version_of_64_bits;
-        if (manifest.at("version") != format_version && !of_64_bits) {
-            return text(manifest_path, ": version ", quoted(manifest.at("version")), ", expected ", format_version);
-        }
-        const auto step = manifest.at("step").as_whole(INT_MAX);
-        if (use == CheckpointUse::resume &&
-            path.substr(path.rfind('/') + 1) != checkpoint_name(static_cast<int>(step))) {
-            return text(manifest_path, ": it says step ", step);
-        }
-        std::vector<std::tuple<std::uint64_t, std::string, std::string>> records;   // bytes, name, hash
-        for (const auto& [name, record] : manifest.at("files").members()) {
-            const bool only_resumed =
-                name.starts_with("optimizer-") || name.starts_with("replica-") || name.starts_with("data-rank-");
-            if (use != CheckpointUse::resume && only_resumed) continue;
-            records.emplace_back(record.at("bytes").as_whole(UINT64_MAX), name,
-                                 record.at(of_64_bits ? "xxh3" : "xxh3_128").as_text());
-        }
-        std::sort(records.rbegin(), records.rend());   // the largest first
-        for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
-            const auto& [bytes, name, hash] = records[i];
-            const std::string file_path = path + "/" + name;
-            if (!files.exists(file_path)) return file_path + ": missing; manifest.json names it";
-            const std::unique_ptr<File> file = files.open(file_path);
-            if (file->size() != bytes) return text(file_path, ": ", file->size(), " bytes, manifest.json says ", bytes);
-            const std::string found = hash_of(*file, of_64_bits);
-            if (found != hash) return text(file_path, ": hash ", found, ", manifest.json says ", hash);
-        }
-        return "";
-    } catch (const JsonSyntaxError&) {
-        return manifest_path + ": not a manifest";
-    } catch (const JsonError& error) {
-        return text(manifest_path, ": ", error.what());
-    } catch (const Error& error) {
-        return error.message();
-    }
-}
-
-}   // namespace
-
 std::string find_damage(const FileSystem& files, const std::string& path, CheckpointUse use,
                         const CheckpointRanks& ranks) {
-    const std::string own = own_damage(files, path, use, ranks.rank, ranks.ranks);
+    const std::string own = damage_of_checkpoint(files, path, use, ranks.rank, ranks.ranks);
     for (const std::string& damage : ranks.gather(own)) {
         if (!damage.empty()) return damage;
     }

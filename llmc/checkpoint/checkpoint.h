@@ -19,6 +19,8 @@
 // manifest.json: {"format": "train_gpt checkpoint", "version": 3, "step": 7,
 //                 "files": {"config.json": {"bytes": 123, "xxh3_128": "32 hexadecimal digits"}, ...}}
 // Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as in their headers.
+// A manifest that leaves out a file of tensors that is there, config.json, run.json or matmul.json, is damaged; other
+// files may lie beside them, such as a tokenizer.
 // Version 2 can be read too; it has "xxh3" of 16 digits.
 // This file does not know what the files hold (llmc/run/training_state.h).
 #pragma once
@@ -131,11 +133,13 @@ private:
 };
 
 // The purpose for which a checkpoint is read: `resume` a run, or its `model`, which needs fewer files and may be in a
-// folder of any name. For `any_model`, a folder without a manifest (of another program) also passes.
+// folder of any name but that of another step. For `any_model`, a folder without a manifest (of another program) also
+// passes.
 enum class CheckpointUse { resume, model, any_model };
 
-// Verifies that every file has the size and hash of the manifest; returns the first damage, the same on all ranks, or
-// an empty string. The ranks share the hashing: files are dealt out in turns, the largest first. Collective.
+// Verifies that every file has the size, hash and tensors of the manifest, that it lists what is there, and that its
+// step is that of the folder's name; returns the first damage, the same on all ranks, or an empty string. The ranks
+// share the hashing: files are dealt out in turns, the largest first. Collective.
 std::string find_damage(const FileSystem& files, const std::string& path, CheckpointUse use = CheckpointUse::resume,
                         const CheckpointRanks& ranks = {});
 

@@ -87,6 +87,69 @@ TEST_CASE("checkpoint: one that was damaged is passed over, with the reason") {
     }
 }
 
+namespace {
+
+// A checkpoint of step 7 with tensors.
+void write_tensors(const std::string& folder) {
+    CheckpointWriter writer(real_files(), folder, 7);
+    for (const char* name : {"config.json", "run.json", "model.safetensors.index.json"}) writer.write(name, "{}");
+    const float values[3] = {};
+    for (const char* name : {"model-1.safetensors", "optimizer-1.safetensors"}) {
+        SafetensorsWriter file = writer.create(name, {{"a", TensorType::F32, {2, 1}}, {"b", TensorType::I32, {1}}}, {});
+        file.write_values(std::span<const float>(values));
+        file.finish();
+    }
+    writer.finish();
+}
+
+}   // namespace
+
+TEST_CASE("checkpoint: a manifest that does not list what is there, or other tensors, is damaged") {
+    TemporaryFolder folder;
+    write_tensors(folder.path());
+    const std::string path = folder / "step_00000007", file = path + "/manifest.json";
+    auto why_not = [&](CheckpointUse use) { return find_damage(real_files(), path, use); };
+    CHECK(why_not(CheckpointUse::resume) == "");
+    for (const char* beside : {"tokenizer.json", "README.md", ".notes"})
+        write_whole(real_files(), path + "/" + beside, "x");
+    CHECK(why_not(CheckpointUse::resume) == "");
+
+    const Json sound = parse_json(read_whole(real_files(), file));
+    auto write_files = [&](const Json& listed) {
+        const Json manifest =
+            Json::object({{"format", sound.at("format")}, {"version", 3}, {"step", 7}, {"files", listed}});
+        write_whole(real_files(), file, to_text(manifest));
+    };
+    write_files(Json::object());
+    for (const CheckpointUse use : {CheckpointUse::resume, CheckpointUse::model, CheckpointUse::any_model})
+        CHECK(why_not(use).find("manifest.json: it does not list config.json, which is there") != std::string::npos);
+    for (const auto& [left_out, unused] : sound.at("files").members()) {
+        Json listed = Json::object();
+        for (const auto& [name, record] : sound.at("files").members()) {
+            if (name != left_out) listed.add(name, record);
+        }
+        write_files(listed);
+        CHECK(why_not(CheckpointUse::resume).find("it does not list " + left_out) != std::string::npos);
+        CHECK((why_not(CheckpointUse::model) == "") == left_out.starts_with("optimizer-"));
+    }
+
+    const std::string content = to_text(sound);
+    const char* changes[][3] = {
+        {"[2,1]", "[1,2]",
+         "tensor a: {\"dtype\":\"F32\",\"shape\":[2,1]}, manifest.json says {\"dtype\":\"F32\",\"shape\":[1,2]}"},
+        {"I32", "F32", "tensor b: {\"dtype\":\"I32\",\"shape\":[1]}, manifest.json says {\"dtype\":\"F32\""},
+        {"\"b\":", "\"c\":", "tensor b: {\"dtype\":\"I32\",\"shape\":[1]}, manifest.json says nothing of it"},
+        {"\"tensors\":{", "\"tensors\":{\"c\":{},", "model-1.safetensors: no tensor c; manifest.json names it"}};
+    for (const auto& [from, to, message] : changes) {
+        std::string changed = content;
+        REQUIRE(changed.find(from) != std::string::npos);
+        write_whole(real_files(), file, changed.replace(changed.find(from), std::string_view(from).size(), to));
+        const std::string why = why_not(CheckpointUse::resume);
+        INFO(why);
+        CHECK(why.find(message) != std::string::npos);
+    }
+}
+
 TEST_CASE("checkpoint: a model is read from an intact one only, of any name, with or without what a run resumes from") {
     TemporaryFolder folder;
     const std::string path = folder / "copy";
@@ -252,6 +315,9 @@ TEST_CASE("checkpoint: a copy under another name is not taken for that step") {
     std::string why;
     CHECK(!newest(folder.path(), &why));
     CHECK(why.find("it says step 7") != std::string::npos);
+    for (const CheckpointUse use : {CheckpointUse::model, CheckpointUse::any_model}) {
+        CHECK(find_damage(real_files(), folder / "step_00000008/", use).find("it says step 7") != std::string::npos);
+    }
 }
 
 TEST_CASE("checkpoint: whatever operation fails, the newest that verifies is the old one or the new one") {

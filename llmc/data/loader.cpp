@@ -136,14 +136,14 @@ void Loader::seek(const LoaderState& state) {
              "One source with a weight, as in web:1, is a mixture too, to which others can be added.");
     }
     if (!tokens_->is_mixture() && state.index >= tokens_->windows()) {
-        fail(text("the saved position is sample ", state.index, " of epoch ", state.epoch, ", but the data has ",
-                  tokens_->windows(), " samples"),
+        fail(text("run.json: the saved position is sample ", state.index, " of epoch ", state.epoch,
+                  ", but the data has ", tokens_->windows(), " samples"),
              "Resume with the same --train-data and --seq-len as the run that was saved.");
     }
     const std::uint64_t most_epochs =
         std::uint64_t{INT64_MAX} / tokens_->windows() - 1;   // samples are counted in 64 bits
     if (state.epoch > most_epochs) {
-        fail(text("the saved position is in epoch ", state.epoch, ", expected at most ", most_epochs),
+        fail(text("run.json: the saved position is in epoch ", state.epoch, ", expected at most ", most_epochs),
              "The record is damaged: resume an earlier checkpoint.");
     }
     LoaderState found = Loader(*tokens_, seed_).state_;

@@ -298,7 +298,7 @@ TEST_CASE("loader: an epoch that no run reaches is refused, not wrapped around")
     loader.seek({most, 0, {}, 4});
     CHECK(loader.samples(0, 1).at(0).epoch == most);
     for (const std::uint64_t epoch : {most + 1, UINT64_MAX}) {
-        CHECK_THROWS_WITH_AS(loader.seek({epoch, 0, {}, 4}), doctest::Contains("the saved position is in epoch "),
-                             Error);
+        CHECK_THROWS_WITH_AS(loader.seek({epoch, 0, {}, 4}),
+                             doctest::Contains("run.json: the saved position is in epoch "), Error);
     }
 }

@@ -55,10 +55,18 @@ struct DocumentReader::State {
         head = 0;
         in_document = false;
         fill(kind_bytes);
+        if (file_name() == "-" && pending().empty()) {
+            throw Error(ErrorKind::bad_data, "standard input is empty",
+                        "What should write to it has probably failed; see its message.");
+        }
         kind = kind_of_input(file_name(), pending(), options.format);
         if (json() && pending().starts_with(byte_order_mark)) drop(byte_order_mark.size());
         if (kind == InputKind::json_list) drop(pending().find('[') + 1);
         first_object = true;
+        const std::string_view first_line = pending().substr(0, pending().find('\n'));
+        const bool announced = kind == InputKind::json_lines && first_line == stream_begin;
+        if (announced) drop(std::min(first_line.size() + 1, pending().size()));
+        announcement = announced ? Announcement::open : Announcement::none;
     }
 
     // Opens the current file again, at a place where a batch had ended.
@@ -74,6 +82,12 @@ struct DocumentReader::State {
     }
 
     bool json() const { return kind != InputKind::text; }
+
+    // Returns true if the line, the first pending one, is a mark and no document. Throws Error(bad_data) where a stream
+    // that is announced (stream_begin) is not whole.
+    bool take_mark(std::string_view json_line);
+    void check_end() const;   // throws likewise, where the file ends
+    [[noreturn]] void bad_stream(const std::string& what) const;
 
     // Returns what was read and not yet handed out.
     std::string_view pending() const { return std::string_view(buffer).substr(head); }
@@ -152,7 +166,10 @@ struct DocumentReader::State {
     InputKind kind = InputKind::text;
     bool end_of_file = false, in_document = false, finished = false;
     bool first_object = true;   // no object of a list has been handed out
-    std::string buffer;         // the pending bytes begin at `head`
+    // The stream of JSON lines that the file's first line announces: its last line is still to come, or has been read.
+    // It is always open where a batch ends, so open_at() finds it so.
+    enum class Announcement { none, open, whole } announcement = Announcement::none;
+    std::string buffer;   // the pending bytes begin at `head`
     std::size_t head = 0;
     std::uint64_t offset = 0, line = 1;   // place of the first pending byte; lines are counted of JSON alone
     std::uint64_t read_bytes = 0, documents = 0;
@@ -180,7 +197,9 @@ bool DocumentReader::State::next(InputBatch& batch) {
         const bool more = kind == InputKind::json_list           ? list_objects(batch)
                           : json() || !options.separator.empty() ? delimited_documents(batch)
                                                                  : text_part(batch);
-        if (!more || (end_of_file && pending().empty() && !in_document)) {
+        const bool ends = end_of_file && pending().empty() && !in_document;
+        if (more && ends) check_end();
+        if (!more || ends) {
             stream.reset();
             file++;
         }
@@ -243,7 +262,8 @@ bool DocumentReader::State::delimited_documents(InputBatch& batch) {
         if (at != std::string_view::npos || last) {
             const std::size_t delimiter_bytes = last ? 0 : delimiter.size();
             const std::size_t whole = (last ? pending().size() : at) + delimiter_bytes;
-            const Span kept = document_within(pending().substr(0, whole), delimiter_bytes);
+            Span kept = document_within(pending().substr(0, whole), delimiter_bytes);
+            if (json() && kept.count > 0 && take_mark(pending().substr(kept.begin, kept.count))) kept.count = 0;
             if (kept.count > 0 && over_limit(kept.begin + kept.count)) return false;
             if (kept.count > 0) {
                 drop(kept.begin);
@@ -264,6 +284,27 @@ bool DocumentReader::State::delimited_documents(InputBatch& batch) {
         }
         fill(pending().size() + batch_bytes);
     }
+}
+
+bool DocumentReader::State::take_mark(std::string_view json_line) {
+    const bool begins = json_line == stream_begin, ends = json_line == stream_end;
+    if (begins && announcement == Announcement::open) bad_stream(text("it begins again before its ", stream_end));
+    if (begins && announcement == Announcement::none) bad_stream("it begins behind other lines");
+    if (ends && announcement == Announcement::none) bad_stream(text("it ends without a first line ", stream_begin));
+    if (!begins && announcement == Announcement::whole) bad_stream(text("more follows its last line ", stream_end));
+    if (begins || ends) announcement = begins ? Announcement::open : Announcement::whole;
+    return begins || ends;
+}
+
+void DocumentReader::State::check_end() const {
+    if (announcement == Announcement::open) bad_stream(text("it ends without its last line ", stream_end));
+}
+
+void DocumentReader::State::bad_stream(const std::string& what) const {
+    throw Error(ErrorKind::bad_data,
+                text(file_name(), ": line ", line, ", offset ", offset, ": this stream is not whole: ", what),
+                "The program that wrote it has failed or was ended, or something between has changed its lines: see "
+                "its message, and write it again. For a part of a stream give --max-bytes.");
 }
 
 // Hands out the objects of a list; false when the limit is reached.

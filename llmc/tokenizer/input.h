@@ -2,7 +2,8 @@
 //
 // A reader hands out batches of about a megabyte: many small documents, or part of a large one. Large documents are cut
 // where cutting does not change their tokens (last_safe_cut in split.h), so batches can be encoded apart. Offsets and
-// sizes in compressed files (byte_stream.h) are those of their uncompressed content.
+// sizes in compressed files (byte_stream.h) are those of their uncompressed content. JSON lines that announce their
+// last one (stream_begin in jsonl.h) must end with it; nothing of these two is handed out.
 #pragma once
 
 #include <cstdint>

@@ -118,6 +118,38 @@ TEST_CASE("input: lines that begin with a bracket are lines, and passed over as 
     CHECK(documents("a.json", "[{\"text\": null},\n{\"text\": \"b\"}]", skipping) == "2:b;");
 }
 
+TEST_CASE("input: lines that announce their last one end with it, wherever they are cut") {
+    const std::string begin = text(stream_begin, "\n"), end = text(stream_end, "\n");
+    const std::string a = "{\"text\": \"a\"}\n", b = "{\"text\": \"b\"}\n", whole = begin + a + "\n" + b + end;
+    InputOptions skipping;
+    skipping.skip_bad_lines = true;
+    for (const char* name : {"a.jsonl", "a.txt", "part-00000"}) {
+        CHECK(documents(name, whole) == "2:a;4:b;");
+        CHECK(documents(name, std::string(byte_order_mark) + whole + "\n") == "2:a;4:b;");
+        CHECK(documents(name, whole.substr(0, whole.size() - 1)) == "2:a;4:b;");
+        CHECK(documents(name, begin + end) == "");
+        CHECK(documents(name, whole + begin + a + end) == "2:a;4:b;7:a;");
+        for (std::size_t cut = stream_begin.size(); cut + 1 < whole.size(); cut++) {
+            CHECK_THROWS_WITH_AS(documents(name, whole.substr(0, cut), skipping),
+                                 doctest::Contains("this stream is not whole: it ends without its last line {"), Error);
+        }
+    }
+    struct Wrong {
+        std::string content;
+        const char* message;
+    };
+    for (const Wrong& wrong :
+         {Wrong{begin + a + begin + b + end, "line 3, offset 44: this stream is not whole: it begins again"},
+          Wrong{a + begin + b + end, "line 2, offset 14: this stream is not whole: it begins behind"},
+          Wrong{a + end, "line 2, offset 14: this stream is not whole: it ends without a first line"},
+          Wrong{whole + a, "line 6, "}, Wrong{whole + end, "more follows its last line"}}) {
+        CHECK_THROWS_WITH_AS(documents("a.jsonl", wrong.content, skipping), doctest::Contains(wrong.message), Error);
+    }
+    InputOptions limited;   // a part is wanted
+    limited.max_bytes = begin.size() + a.size();
+    CHECK(documents("a.jsonl", whole, limited) == "2:a;");
+}
+
 TEST_CASE("input: where what lies between documents reaches the limit, nothing is read of the next input") {
     for (const std::uint64_t limit : {10, 11, 12, 13}) {
         int ends[2];
@@ -160,13 +192,13 @@ TEST_CASE("input: a reader goes on within lines and lists where another has stop
     TemporaryFolder folder;
     const std::string mark(byte_order_mark);
     InputOptions options;
-    for (const std::string name : {"a.jsonl", "b.json", "c.json", "d.txt"}) {
-        const bool list = name.ends_with(".json");
-        std::string content = mark + (list ? "\n [" : "");
+    for (const std::string name : {"a.jsonl", "b.json", "c.json", "d.txt", "announced"}) {
+        const bool list = name.ends_with(".json"), announced = name == "announced";
+        std::string content = mark + (list ? "\n [" : announced ? text(stream_begin, "\n") : "");
         for (int i = 0; i < 90'000; i++) {
             content += text(i == 0 ? "" : list ? ",\n" : "\n", "{\"text\": \"document ", i, " of ", name, "\"}");
         }
-        write_whole(real_files(), folder / name, content + (list ? "\n]\n" : ""));
+        write_whole(real_files(), folder / name, content + (list ? "\n]\n" : announced ? text("\n", stream_end) : ""));
         options.files.push_back(folder / name);
     }
     auto shown = [](const InputBatch& batch) {

@@ -11,6 +11,12 @@
 #include <string>
 #include <string_view>
 
+// JSON lines that a program has written say with the second of these lines that they are all there. A program that
+// fails, or is killed, cannot say that it did; so the first line of the file announces the last one, and where that is
+// missing the file was cut (input.h). Lines without an announcement are taken as they are.
+inline constexpr std::string_view stream_begin = R"({"train_gpt_stream": "begin"})";
+inline constexpr std::string_view stream_end = R"({"train_gpt_stream": "end"})";
+
 struct JsonField {
     bool found = false;
     const char* other = nullptr;   // kind of a value that is no string ("null", "a number"); null: no such field

@@ -1,6 +1,7 @@
 // Checkpoints whose writing or reading the ranks of a mesh share: faults of one rank's disk or memory, and time.
 #include <atomic>
 #include <chrono>
+#include <cstring>
 
 #include "llmc/base/log.h"
 #include "llmc/io/faulty_files_testing.h"
@@ -114,11 +115,25 @@ TEST_CASE("reshard: a bit that flips in a copy is found, with its tensor and the
     }
 }
 
+namespace {
+
+// Bytes of a safetensors file before its data.
+std::uint64_t header_bytes(const std::string& content) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, content.data(), sizeof length);
+    return sizeof length + length;
+}
+
+}   // namespace
+
 TEST_CASE("reshard: a folder is verified once, by all ranks together, and one damaged file is everyone's") {
     const SharedFolder folder;
     const std::string good = reference(folder, {}), parent = good.substr(0, good.rfind('/'));
     std::uint64_t bytes = 0;
-    for (const auto& [name, content] : files_in(good)) bytes += name == "manifest.json" ? 0 : content.size();
+    for (const auto& [name, content] : files_in(good)) {
+        bytes += name == "manifest.json" ? 0 : content.size();
+        if (name.ends_with(".safetensors")) bytes += header_bytes(content);   // compared with the manifest's tensors
+    }
     for (int ranks : {1, 3, 8}) {
         for (const char* damaged : {"", "optimizer-00002-of-00010.safetensors", "run.json"}) {
             if (!ranks_are_threads()) continue;   // the bytes they read are added up here
