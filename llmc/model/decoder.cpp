@@ -51,11 +51,12 @@ void Decoder::read_rows(std::span<const std::int32_t> tokens) {
     floatX* const residual = memory.residual[0];
     tokens_.upload(tokens, stream_);
     embedding_.cached(residual, tokens_.data(), position_, rows);
-    if (const auto ln_1 = layers_[0].first_norm(a)) ln_1->norm.forward({ln_1->to.out}, residual, rows);
+    if (const Norm* const ln_1 = layers_[0].first_norm()) ln_1->forward({a.ln_1.out}, residual, rows);
     for (std::size_t l = 0; l < layers_.size(); l++) {
         const bool last = l + 1 == layers_.size();
-        const auto next = last ? NextNorm{head_.norm(), {normed_.data()}} : layers_[l + 1].first_norm(a);
-        layers_[l].cached(residual, caches_[l].data(), position_, rows, a, next);
+        const Norm* const next = last ? &head_.norm() : layers_[l + 1].first_norm();
+        floatX* const normed = last ? normed_.data() : a.ln_1.out;
+        layers_[l].cached({residual, caches_[l].data(), position_, rows, next, normed}, a);
     }
     position_ += rows;
 }

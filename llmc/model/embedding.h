@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llmc/model/batch.h"
+#include "llmc/model/parameters/gradients.h"
 #include "llmc/model/stage/stage_tools.h"
 
 class Embedding {

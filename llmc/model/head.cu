@@ -17,7 +17,7 @@ Head::Head(const StageTools& tools, const ModelState<floatX>& parameters, int ch
       vocabulary_is_whole_(parameters.storage().place().mesh.tp == 1),
       chunk_rows_(chunk_rows),
       norm_(tools, parameters, "ln_f"),
-      classifier_(tools.matmul, parameters, parameters.storage().table().classifier(), -1) {}
+      classifier_(tools, parameters, parameters.storage().table().classifier(), -1) {}
 
 template <class PerChunk>
 void Head::for_chunks(PerChunk&& per_chunk) const {
@@ -35,10 +35,10 @@ void Head::final_norm(const floatX* in) const { norm_.forward(normed(), in); }
 void Head::logits(floatX* out, int first_row, int count) const {
     const floatX* const lnf = tools_.tp.gather(tools_.workspace.lnf.data());
     const floatX* const rows = lnf + std::int64_t{first_row} * tools_.sizes.C;
-    if (vocabulary_is_whole_) return classifier_.forward(out, rows, count, tools_.stream);
+    if (vocabulary_is_whole_) return classifier_.forward(out, rows, count);
     ENSURE(count <= chunk_rows_, count, " rows of logits, room for ", chunk_rows_);
     floatX* const shard = tools_.workspace.logits.data();
-    classifier_.forward(shard, rows, count, tools_.stream);
+    classifier_.forward(shard, rows, count);
     tools_.vocabulary.gather_logits(out, shard, count);
 }
 
@@ -54,8 +54,7 @@ void Head::loss(const floatX* in, const Batch& batch) const {
     final_norm(in);
     const floatX* const lnf = tools_.tp.gather(tools_.workspace.lnf.data());
     for_chunks([&](int first, int count) {
-        classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count,
-                            tools_.stream);
+        classifier_.forward(tools_.workspace.logits.data(), lnf + std::int64_t{first} * tools_.sizes.C, count);
         chunk_loss(batch, first, count, 0.0f, false);
     });
 }
@@ -64,17 +63,16 @@ void Head::loss_and_backward(floatX* dresidual, const floatX* in, const Batch& b
                              Gradients& gradients) const {
     TpRegion& tp = tools_.tp;
     const Workspace& workspace = tools_.workspace;
-    const cudaStream_t stream = tools_.stream;
     final_norm(in);
     const floatX* const lnf = tp.gather(workspace.lnf.data());
     floatX* const logits = workspace.logits.data();
     floatX* const dlnf = workspace.dnormed;
     for_chunks([&](int first, int count) {
         const std::int64_t offset = std::int64_t{first} * tools_.sizes.C;
-        classifier_.forward(logits, lnf + offset, count, stream);
+        classifier_.forward(logits, lnf + offset, count);
         chunk_loss(batch, first, count, dloss, true);
-        classifier_.backward_input(dlnf + offset, logits, count, stream);
-        classifier_.backward_weight(gradients, logits, lnf + offset, count, stream);
+        classifier_.backward_input(dlnf + offset, logits, count);
+        classifier_.backward_weight(gradients, logits, lnf + offset, count);
     });
     WeightGradientQueue nothing;   // logits are gone: the classifier's gradients have been made above
     norm_.backward(

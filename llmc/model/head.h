@@ -2,8 +2,7 @@
 // tokens never exist at once. In training, loss and gradients are made together, in backward.
 #pragma once
 
-#include "llmc/model/batch.h"
-#include "llmc/model/norm.h"
+#include "llmc/model/sublayers/linear.h"
 
 // Returns the default number of rows of logits that exist at once: `rows` in as few even chunks as keep them within
 // 2.25 GiB, a multiple of 128. Each chunk after the first reads and writes the classifier's whole gradient again.
@@ -31,9 +30,7 @@ public:
 
     // Generation: the norm of the last layer's output, and the logits of one normed row.
     const Norm& norm() const { return norm_; }
-    void cached_logits(floatX* out, const floatX* normed_row) const {
-        classifier_.forward_few(out, normed_row, 1, tools_.stream);
-    }
+    void cached_logits(floatX* out, const floatX* normed_row) const { classifier_.forward_few(out, normed_row, 1); }
 
 private:
     NormOutput normed() const;

@@ -2,7 +2,8 @@
 //
 //   residual2 = in + attention(ln_1(in));  out = residual2 + mlp(ln_2(residual2))
 // or, if norms come after sublayers, in + ln_1(attention(in)) and residual2 + ln_2(mlp(residual2)).
-// The sum after attention and ln_2 are one kernel, unless a matmul adds the sum itself.
+//
+// Fused where that is possible: the sum after attention with ln_2, or the projection with the sum.
 #pragma once
 
 #include <functional>
@@ -19,40 +20,61 @@ public:
     Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`.
-    void forward(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a) const;
+    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`, and if `out` is null
+    // that alone.
+    void forward(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
-    void recompute(const floatX* in, const Batch& batch, const LayerActivations& a, Recompute level) const;
+    void recompute(const floatX* in, const ForwardPass& pass, const LayerActivations& a, Recompute level) const;
     // Memory for delayed gradients of weights: the layer's output, whose place a copy of its gradient takes; and
     // (2, norm_elements) of the gradients' type for gradients of norms, or null if these go to their place at once.
     struct Delayed {
         floatX* out;
         std::byte* norms;
     };
-    // Runs backward. dresidual (residual rows, C): before, the gradient of `out`; after, that of `in`. `delayed`: null
-    // unless gradients of weights are delayed.
-    void backward(floatX* dresidual, const floatX* in, const Batch& batch, const LayerActivations& a,
-                  const Delayed* delayed, Gradients& gradients, WeightGradientQueue& queue) const;
+    struct Backward {
+        floatX* dresidual;   // (residual rows, C): before, the gradient of `out`; after, that of `in`
+        const floatX* in;    // as given to forward
+        const ForwardPass& pass;
+        const Delayed* delayed;   // null unless gradients of weights are delayed
+        Gradients& gradients;
+        WeightGradientQueue& queue;
+    };
+    void backward(const Backward& args, const LayerActivations& a) const;
 
-    // Generation: runs the layer on positions [position, position + rows) of a sequence, whose residual stream (rows,
-    // C) is `residual`; ln_1 has been made already. `next`: the norm that reads the output: the head's, or the next
-    // layer's if norms come before sublayers; else none. `cache`: (positions, qkv_width()) of this layer.
-    void cached(floatX* residual, floatX* cache, int position, int rows, const LayerActivations& a,
-                const std::optional<NextNorm>& next) const;
-    // Returns the norm that reads the layer's input; none if norms come after.
-    std::optional<NextNorm> first_norm(const LayerActivations& a) const;
+    // Generation: some positions of one sequence, whose first_norm() has been made already.
+    struct CachedLayer {
+        floatX* residual;     // (rows, C): before, the layer's input; after, its output
+        floatX* cache;        // (positions, qkv_width()) of this layer
+        int position, rows;   // first position, number of positions
+        const Norm* next;     // the norm that reads the output: the head's, or the next layer's first_norm(); or null
+        floatX* normed;       // where that is made
+    };
+    void cached(const CachedLayer& args, const LayerActivations& a) const;
+    // Returns the norm that reads the layer's input; null if norms come after.
+    const Norm* first_norm() const { return norms_after() ? nullptr : &ln_1_; }
 
     // Calls show(name, values, count) for each activation, in the order of forward, with llm.c's names.
-    void show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const LayerActivations& a,
-              const floatX* out) const;
+    void show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const ForwardPass& pass,
+              const LayerActivations& a, const floatX* out) const;
     const Attention& attention() const { return attention_; }
 
 private:
-    std::optional<NextNorm> second_norm(const LayerActivations& a) const;
-    void run(floatX* out, const floatX* in, const Batch& batch, const LayerActivations& a, bool again) const;
+    bool norms_after() const { return tools_.sizes.model.norm_after(); }
+    void forward_norms_after(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const;
+    void backward_norms_after(const Backward& args, const LayerActivations& a) const;
+    // Return what the sublayers' backwards are given beside the layer's: `kept` as SublayerBackward::kept_dout.
+    SublayerBackward of_attention(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const;
+    SublayerBackward of_mlp(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const;
+    ReusableMemory reusable(const Backward& args, const LayerActivations& a) const;
+    // Call the MLP or the experts.
+    void mlp_forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                     const LayerActivations& a) const;
+    const floatX* mlp_backward(const SublayerBackward& args, const LayerActivations& a) const;
+    const floatX* mlp_cached(const CachedStep& step, const LayerActivations& a) const;
 
     const StageTools& tools_;
     std::string name_;   // "h.3", for profilers
+    Norm ln_1_, ln_2_;
     Attention attention_;
     std::optional<Mlp> mlp_;
     std::optional<Experts> experts_;   // in place of the MLP

@@ -4,29 +4,22 @@
 
 namespace {
 
-// Visits a norm's output, unless it has `no_output`, and statistics.
-void visit_norm(NormOutput& norm, const RankSizes& sizes, const KeptVisitor& visitor, const char* out, const char* mean,
-                const char* rstd, bool no_output = false) {
-    const std::int64_t Rr = sizes.residual_rows();
-    visitor(norm.out, {.name = out, .elements = no_output ? 0 : Rr * sizes.C, .dropped_from = Recompute::gelu_norm});
-    visitor(norm.mean, {.name = mean, .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
-    visitor(norm.rstd, {.name = rstd, .elements = Rr, .statistic = true});
-}
-
-// Visits what every branch keeps, with names such as "ln1" and "attproj". Backward needs the norm's input: that is the
-// residual stream, or the projection if norms come after.
-void visit_branch(BranchActivations& a, const RankSizes& sizes, const KeptVisitor& visitor, const char* norm,
-                  const char* projected, const char* mean, const char* rstd) {
+// Visits a norm's output and statistics, and its input, which backward needs: that is `projected` if norms come after
+// sublayers, else the residual stream.
+void visit_norm(NormOutput& norm, floatX*& projected, const RankSizes& sizes, const KeptVisitor& visitor,
+                const char* const (&names)[4]) {
+    const std::int64_t Rr = sizes.residual_rows(), elements = sizes.residual_elements();
     const bool after = sizes.model.norm_after();
-    visit_norm(a.norm, sizes, visitor, norm, mean, rstd, after);
-    visitor(a.projected, {.name = projected, .elements = after ? sizes.residual_elements() : 0});
+    visitor(norm.out, {.name = names[0], .elements = after ? 0 : elements, .dropped_from = Recompute::gelu_norm});
+    visitor(norm.mean, {.name = names[1], .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
+    visitor(norm.rstd, {.name = names[2], .elements = Rr, .statistic = true});
+    visitor(projected, {.name = names[3], .elements = after ? elements : 0});
 }
 
 }   // namespace
 
 void AttentionActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
     const std::int64_t R = sizes.rows(), NH = sizes.NH, KV = sizes.KV, HS = sizes.HS;
-    visit_branch(*this, sizes, visitor, "ln1", "attproj", "ln1_mean", "ln1_rstd");
     visitor(qkv, {.name = "qkv", .elements = R * sizes.attended_width()});
     visitor(atty, {.name = "atty", .elements = R * NH * HS});
     visitor(lse, {.name = "lse", .elements = R * NH, .statistic = true});
@@ -41,7 +34,6 @@ void AttentionActivations::visit(const RankSizes& sizes, const KeptVisitor& visi
 
 void MlpActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
     const std::int64_t R = sizes.rows();
-    visit_branch(*this, sizes, visitor, "ln2", "fcproj", "ln2_mean", "ln2_rstd");
     visitor(fch, {.name = "fch", .elements = R * sizes.fc_width(), .reusable = true});
     visitor(fch_act, {.name = "fch_act", .elements = R * sizes.F, .dropped_from = Recompute::gelu, .reusable = true});
 }
@@ -53,7 +45,6 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
                        K = model.experts_per_token(), M = sizes.most_expert_rows(), S = model.shared_experts * F;
     // has room for later micro-batches of shorter, and so more, sequences
     const std::int64_t all_counts = model.aux_loss > 0 ? sizes.rows() * E : 0;
-    visit_norm(norm, sizes, visitor, "ln2", "ln2_mean", "ln2_rstd");
     visitor(logits, {.name = "router_logits", .elements = Rr * E, .statistic = true});
     visitor(index, {.name = "expert_index", .elements = Rr * K, .dropped_from = never_dropped, .statistic = true});
     visitor(counts,
@@ -74,8 +65,10 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
 }
 
 void LayerActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
+    visit_norm(ln_1, attproj, sizes, visitor, {"ln1", "ln1_mean", "ln1_rstd", "attproj"});
     attention.visit(sizes, visitor);
-    visitor(residual2, {.name = "residual2", .elements = std::int64_t{sizes.residual_rows()} * sizes.C});
+    visitor(residual2, {.name = "residual2", .elements = sizes.residual_elements()});
+    visit_norm(ln_2, fcproj, sizes, visitor, {"ln2", "ln2_mean", "ln2_rstd", "fcproj"});
     sizes.model.experts > 0 ? experts.visit(sizes, visitor) : mlp.visit(sizes, visitor);
 }
 

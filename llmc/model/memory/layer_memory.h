@@ -75,13 +75,7 @@ struct NormOutput {
     float *mean = nullptr, *rstd = nullptr;
 };
 
-// Activations that attention and the MLP both have.
-struct BranchActivations {
-    NormOutput norm;               // (Rr, C), (Rr), (Rr); `out` is null if norms come after sublayers
-    floatX* projected = nullptr;   // (Rr, C) the norm's input if norms come after; in backward its gradient
-};
-
-struct AttentionActivations : BranchActivations {
+struct AttentionActivations {
     // (R, (NH + 2 KV) HS) queries, keys and values, rotated if positions are rotary; with Ulysses' copies of heads. In
     // delayed backward its gradient
     floatX* qkv = nullptr;
@@ -95,7 +89,7 @@ struct AttentionActivations : BranchActivations {
     void visit(const RankSizes& sizes, const KeptVisitor& visitor);
 };
 
-struct MlpActivations : BranchActivations {
+struct MlpActivations {
     floatX* fch = nullptr;       // (R, F) before GELU, or (R, 2F) gates and ups; in delayed backward its gradient
     floatX* fch_act = nullptr;   // (R, F) input of the projection
 
@@ -104,7 +98,6 @@ struct MlpActivations : BranchActivations {
 
 // K: experts of a token; M: rows of this rank's experts (RankSizes::most_expert_rows()); S: width of the shared experts
 struct ExpertsActivations {
-    NormOutput norm;                   // (Rr, C), (Rr), (Rr)
     float* logits = nullptr;           // (Rr, E) of the router; in backward their gradient
     std::int32_t* index = nullptr;     // (Rr, K) experts of each token
     std::int32_t* counts = nullptr;    // (sequences, E) tokens of each expert in a sequence, for the balance loss
@@ -116,7 +109,7 @@ struct ExpertsActivations {
     std::int32_t* held_offsets = nullptr;   // (E / ranks + 1 per chunk of these experts)
     float* held_weight = nullptr;           // (M)
     // This rank's experts, and the shared ones
-    floatX* in = nullptr;                 // (M, C) if experts are dealt out; else rows of norm.out are gathered
+    floatX* in = nullptr;                 // (M, C) if experts are dealt out; else rows of the input are gathered
     floatX* hidden = nullptr;             // (M, F) before GELU, or (M, 2F); in backward its gradient
     floatX* activated = nullptr;          // (M, F)
     floatX* shared_hidden = nullptr;      // (Rr, S), or (Rr, 2S); in backward its gradient
@@ -126,6 +119,8 @@ struct ExpertsActivations {
 };
 
 struct LayerActivations {
+    NormOutput ln_1, ln_2;                          // (Rr, C), (Rr), (Rr); `out` is null if norms come after sublayers
+    floatX *attproj = nullptr, *fcproj = nullptr;   // (Rr, C) norms' inputs if they do; in backward their gradients
     AttentionActivations attention;
     floatX* residual2 = nullptr;   // (Rr, C) residual stream between the sublayers
     MlpActivations mlp;            // if the model has no experts

@@ -208,10 +208,14 @@ bool Stage::backward_reads_batch(int chunk_index) const {
     return options_.documents || chunk(chunk_index).embedding || chunk(chunk_index).head;
 }
 
+ForwardPass Stage::training_pass(const Batch& batch) const {
+    return {batch, options_.capacity_factor, sequence_share_};
+}
+
 void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpose purpose) {
     const MicroBatches::State& state =
         micro_batches_->begin_forward(chunk_index, micro_batch, purpose == Purpose::training);
-    tools_->capacity_factor = purpose == Purpose::training ? options_.capacity_factor : 0;
+    const ForwardPass pass = purpose == Purpose::training ? training_pass(batch) : ForwardPass{batch};
     const Activations& a = *state.activations;
     const std::span<const Placed> layers = layers_of(chunk_index);
     if (chunk(chunk_index).embedding) {
@@ -219,11 +223,11 @@ void Stage::forward(int chunk_index, int micro_batch, const Batch& batch, Purpos
         if (show_) show_(table().embedding_unit(), "encoded", a.residual[0], sizes_.residual_elements());
     }
     for (std::size_t i = 0; i < layers.size(); i++) {
-        use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], batch, a.layers[i]); });
+        use(Direction::forward, [&] { layers[i].layer.forward(a.residual[i + 1], a.residual[i], pass, a.layers[i]); });
         if (!show_) continue;
         layers[i].layer.show([&, unit = layers[i].unit](const char* name, const floatX* values,
                                                         std::int64_t count) { show_(unit, name, values, count); },
-                             a.layers[i], a.residual[i + 1]);
+                             pass, a.layers[i], a.residual[i + 1]);
     }
     if (!chunk(chunk_index).head || purpose == Purpose::training) return;
     use(Direction::forward, [&] {
@@ -279,10 +283,16 @@ void Stage::layer_backward(const Placed& placed, std::size_t i, MicroBatches::St
             kept = moved(kept, delayed->recomputed[i], sizes_);
             late = {a.residual[i + 1], delayed->norms.empty() ? nullptr : delayed->norms[i]};
         }
-        placed.layer.recompute(a.residual[i], batch, kept, options_.recompute);
+        const ForwardPass pass = training_pass(batch);
+        placed.layer.recompute(a.residual[i], pass, kept, options_.recompute);
         if (delayed == nullptr) gradients_begin(slot);
-        placed.layer.backward(state.dresidual->data, a.residual[i], batch, kept, late ? &*late : nullptr, gradients_,
-                              state.weights);
+        placed.layer.backward({.dresidual = state.dresidual->data,
+                               .in = a.residual[i],
+                               .pass = pass,
+                               .delayed = late ? &*late : nullptr,
+                               .gradients = gradients_,
+                               .queue = state.weights},
+                              kept);
     });
     // The last gradients of weights hide the next layer's first collective, unless they are made at once: then those of
     // its recompute come first.

@@ -74,8 +74,8 @@ public:
     const ContextParallel& context_parallel() const { return context_; }
 
     // ---- experts
-    // Sets StageTools::sequence_share for the next steps.
-    void set_sequence_share(float share) { tools_->sequence_share = share; }
+    // Sets ForwardPass::sequence_share for the next steps.
+    void set_sequence_share(float share) { sequence_share_ = share; }
     const ExpertTotalsMemory& expert_totals() const { return expert_totals_; }
     void begin_expert_totals() { expert_totals_.begin(stream_); }
     RouterBias& router_bias() { return router_bias_; }
@@ -135,6 +135,7 @@ private:
     RankSizes sizes_of(int B, int T) const;
     void tell_sizes();
     std::span<const Placed> layers_of(int chunk_index) const;
+    ForwardPass training_pass(const Batch& batch) const;
     template <class Work>
     void use(Direction direction, Work&& work);
     int multiprocessors_beside(Direction direction) const;
@@ -155,6 +156,7 @@ private:
     ModelState<floatX> parameters_, unsharded_;
     Gradients gradients_;
     ExpertTotalsMemory expert_totals_;
+    float sequence_share_ = 0;
     RouterBias router_bias_;
     UnitHooks* hooks_ = nullptr;
     Show show_;

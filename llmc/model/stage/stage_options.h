@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/attention_choice.h"
 #include "llmc/model/stage/micro_batches.h"
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/context/context_parallel.h"
 #include "llmc/model/memory/activations.h"
 #include "llmc/model/tp_region.h"
@@ -33,10 +34,8 @@ struct StageTools {
     const Workspace& workspace;
     int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
     cudaStream_t stream;
-    float z_loss = 0;           // Classifier::z_loss, in training
-    float sequence_share = 0;   // weight of a sequence in losses that are means: 1 / sequences of a step
+    float z_loss = 0;   // Classifier::z_loss, in training
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
     bool force_balance = false;           // experts are chosen in turn
-    float capacity_factor = 0;            // current one (capacity.cuh); 0: experts take all tokens
 };

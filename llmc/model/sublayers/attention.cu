@@ -6,8 +6,9 @@
 
 Attention::Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
-      branch_(tools, parameters, layer, "ln_1", "attn.c_attn", "attn.c_proj"),
+      c_attn_(tools, parameters, "attn.c_attn", layer),
       qk_norms_(tools, parameters, layer),
+      c_proj_(tools, parameters, "attn.c_proj", layer),
       scratch_(tools.workspace.layer.attention) {}
 
 std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
@@ -16,46 +17,42 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
     const std::vector<std::int64_t> qkv = {q, kv, kv};
     std::vector<std::int64_t> heads;
     if (config.kv_heads() < config.heads) heads = {config.heads, config.kv_heads(), config.kv_heads()};
-    std::vector<ParamRow> rows = Norm::parameters("ln_1", config);
-    Branch::add_linear(rows, config, "attn.c_attn",
-                       {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::rows, .blocks = qkv, .heads = heads},
-                       {.rows = q + 2 * kv, .cut = TensorCut::rows, .blocks = qkv, .heads = heads}, false);
+    std::vector<ParamRow> rows;
+    Linear::add_parameters(rows, config, "attn.c_attn",
+                           {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::rows, .blocks = qkv, .heads = heads},
+                           {.rows = q + 2 * kv, .cut = TensorCut::rows, .blocks = qkv, .heads = heads}, false);
     for (ParamRow& row : QkNorms::parameters(config)) rows.push_back(std::move(row));
-    Branch::add_linear(rows, config, "attn.c_proj", {.rows = C, .cols = q, .cut = TensorCut::columns}, {.rows = C},
-                       true);
+    Linear::add_parameters(rows, config, "attn.c_proj", {.rows = C, .cols = q, .cut = TensorCut::columns}, {.rows = C},
+                           true);
     return rows;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Training
 
-void Attention::forward(const SublayerForward& args, const AttentionActivations& a) const {
-    const Linear& c_attn = branch_.in();
+void Attention::forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                        const AttentionActivations& a) const {
     TpRegion& tp = tools_.tp;
-    const floatX* const ln1 = tp.begin_gather(branch_.entered_rows(args.in, a));
+    const floatX* const all = tp.begin_gather(in);
     for (int i = 0; i < tp.gathered_chunks(); i++) {
         const Rows rows = tp.wait_for_gathered(i);
-        floatX* const qkv = at_row(a.qkv, rows, c_attn.out_channels());
-        c_attn.forward(qkv, at_row(ln1, rows, c_attn.in_channels()), rows.count, tools_.stream);
-        qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.context.positions(args.batch), a);
+        floatX* const qkv = at_row(a.qkv, rows, c_attn_.out_channels());
+        c_attn_.forward(qkv, at_row(all, rows, c_attn_.in_channels()), rows.count);
+        qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.context.positions(pass.batch), a);
     }
-    tools_.context.attend(tools_.attention, forward_arguments(a, shape(args.batch)), a.qkv, a.atty);
-    branch_.project_and_add(args, a, a.atty);
+    tools_.context.attend(tools_.attention, forward_arguments(a, shape(pass.batch)), a.qkv, a.atty);
+    c_proj_.forward_join(out, a.atty, join);
 }
 
-void Attention::recompute(const floatX* in, const AttentionActivations& a, Recompute level) const {
-    branch_.recompute_norm(in, a, level);
-}
-
-void Attention::backward(const SublayerBackward& args, const AttentionActivations& a,
-                         const ReusableMemory& reusable) const {
+const floatX* Attention::backward(const SublayerBackward& args, const AttentionActivations& a,
+                                  const ReusableMemory& reusable) const {
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
-    const floatX* const dprojected = branch_.project_backward(args, a, a.atty);
-    branch_.out().backward_input(datty, dprojected, tools_.sizes.rows(), tools_.stream);
-    tools_.context.attend_backward(tools_.attention, backward_arguments(a, shape(args.batch)), dqkv, datty, reusable,
-                                   args.queue);
+    const floatX* const dout = c_proj_.gather_dout(args, a.atty);
+    c_proj_.backward_input(datty, dout, tools_.sizes.rows());
+    tools_.context.attend_backward(tools_.attention, backward_arguments(a, shape(args.pass.batch)), dqkv, datty,
+                                   reusable, args.queue);
     qk_norms_.backward(dqkv, args, a);
-    branch_.enter_backward(args, a, dqkv, a.qkv);
+    return c_attn_.backward_sum(args, dqkv, a.qkv);
 }
 
 // Returns the shape with the documents of a micro-batch.
@@ -101,7 +98,7 @@ const floatX* Attention::cached(const CachedStep& step, const AttentionActivatio
     const RankSizes& sizes = tools_.sizes;
     floatX* const qkv = step.cache + std::int64_t{step.position} * sizes.qkv_width();
     const Rows rows{0, step.rows};
-    branch_.in().forward_few(qkv, step.in, step.rows, tools_.stream);
+    c_attn_.forward_few(qkv, step.in, step.rows);
     qk_norms_.forward(qkv, rows, step.rows, {.first = step.position}, a);
     cached_attention(CachedAttention<floatX>{.out = a.atty,
                                              .qkv = step.cache,
@@ -111,5 +108,6 @@ const floatX* Attention::cached(const CachedStep& step, const AttentionActivatio
                                              .HS = sizes.HS,
                                              .group = sizes.NH / sizes.KV},
                      tools_.stream);
-    return branch_.cached_projection(step, a, a.atty);
+    c_proj_.forward_few(tools_.workspace.branch_out, a.atty, step.rows);
+    return tools_.workspace.branch_out;
 }

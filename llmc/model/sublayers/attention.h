@@ -1,24 +1,24 @@
-// Self-attention: x + c_proj(attend(c_attn(ln_1(x)))), with q, k and v as blocks of one matrix; q and k are normed and
-// rotated if the model does so. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019,
+// Self-attention: c_proj(attend(c_attn(in))), with q, k and v as blocks of one matrix; q and k are normed and rotated
+// if the model does so. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019,
 // section 2.3.
 #pragma once
 
-#include "llmc/model/sublayers/branch.h"
+#include "llmc/model/sublayers/linear.h"
 #include "llmc/model/sublayers/qk_norms.h"
 
 class Attention {
 public:
     Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
-    const Norm& norm() const { return branch_.norm(); }
 
-    void forward(const SublayerForward& args, const AttentionActivations& a) const;
-    // Computes again the activations that `level`, below Recompute::block, drops.
-    void recompute(const floatX* in, const AttentionActivations& a, Recompute level) const;
-    // `reusable`: memory to work in, or none.
-    void backward(const SublayerBackward& args, const AttentionActivations& a, const ReusableMemory& reusable) const;
+    // Computes out (Rr, C) from in (Rr, C): the branch, joined as `join` says.
+    void forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                 const AttentionActivations& a) const;
+    // Returns the gradient of `in`, (Rr, C), in memory of the workspace. `reusable`: memory to work in, or none.
+    const floatX* backward(const SublayerBackward& args, const AttentionActivations& a,
+                           const ReusableMemory& reusable) const;
 
-    // Generation: returns what is to be added to the residual stream, (rows, C).
+    // Generation: returns the branch, (rows, C), in memory of the workspace.
     const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;
 
     // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
@@ -35,7 +35,8 @@ private:
     floatX* attended(const AttentionActivations& a) const { return tools_.sizes.ulysses > 1 ? a.attended : a.atty; }
 
     const StageTools& tools_;
-    Branch branch_;   // ln_1, c_attn, c_proj
+    Linear c_attn_;   // column parallel
     QkNorms qk_norms_;
+    Linear c_proj_;   // row parallel
     AttentionScratch scratch_;
 };

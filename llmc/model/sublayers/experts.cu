@@ -28,7 +28,7 @@ void now_or_later(const SublayerBackward& args, Work&& work) {
 
 std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, F = config.expert_width(), E = config.experts;
-    std::vector<ParamRow> rows = Norm::parameters("ln_2", config);
+    std::vector<ParamRow> rows;
     auto add = [&](const char* name, std::int64_t matrices, std::vector<std::int64_t> of_one, std::int64_t cols,
                    bool writes_residual, TensorCut cut = TensorCut::none) {
         TensorSpec tensor{.cols = cols, .cut = cut, .partial = {Axis::tp}};
@@ -58,7 +58,6 @@ std::vector<ParamRow> Experts::parameters(const ModelConfig& config) {
 
 Experts::Experts(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
-      norm_(tools, parameters, "ln_2", layer),
       layer_(layer),
       router_(matrices(parameters, "mlp.router.weight", 1)),
       in_(matrices(parameters, "mlp.experts.c_fc.weight", experts())),
@@ -68,11 +67,8 @@ Experts::Experts(const StageTools& tools, const ModelState<floatX>& parameters, 
     ENSURE(traits_of(kind).of_experts && (kind == MlpKind::gelu || kind == MlpKind::swiglu),
            "experts know GELU and SwiGLU, not MLP kind ", traits_of(kind).name);
     if (model().shared_experts == 0) return;
-    auto linear = [&](const char* name) {
-        return Linear(tools_.matmul, parameters, parameters.index(name, layer), -1);
-    };
-    shared_in_.emplace(linear("mlp.shared.c_fc.weight"));
-    shared_out_.emplace(linear("mlp.shared.c_proj.weight"));
+    shared_in_.emplace(tools, parameters, "mlp.shared.c_fc", layer);
+    shared_out_.emplace(tools, parameters, "mlp.shared.c_proj", layer);
 }
 
 Experts::Matrices Experts::matrices(const ModelState<floatX>& parameters, const char* name, int of_experts) const {
@@ -117,11 +113,12 @@ ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, const 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
+void Experts::choose(const floatX* in, int tokens, const ExpertsActivations& a, float capacity_factor,
+                     bool again) const {
     const int E = experts(), K = chosen();
     float* const logits = a.logits;
     std::int32_t* const index = a.index;
-    grouped_forward(logits, normed, router_.weights, {1, tokens, router_.out, router_.in, nullptr}, tools_.stream);
+    grouped_forward(logits, in, router_.weights, {1, tokens, router_.out, router_.in, nullptr}, tools_.stream);
     const bool given = again || tools_.expert_ranks.replays(index, layer_, tools_.sizes, tools_.stream);
     router_forward({.index = index,
                     .weight = a.weight,
@@ -135,16 +132,16 @@ void Experts::choose(const floatX* normed, int tokens, const ExpertsActivations&
                     .in_turn = tools_.force_balance},
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
-    order(a, tokens);
+    order(a, tokens, capacity_factor);
 }
 
 // Orders rows by expert; those that are over an expert's capacity come last.
-void Experts::order(const ExpertsActivations& a, int tokens) const {
+void Experts::order(const ExpertsActivations& a, int tokens, float capacity_factor) const {
     const int E = experts(), K = chosen();
-    std::int32_t* const all = has_capacity() ? scratch_.all_offsets : a.offsets;
+    std::int32_t* const all = capacity_factor > 0 ? scratch_.all_offsets : a.offsets;
     order_by_expert(all, a.source, a.row, a.index, tokens, E, K, tools_.stream);
-    if (!has_capacity()) return;
-    const int capacity = expert_capacity(tools_.capacity_factor, tokens, E, K);
+    if (capacity_factor <= 0) return;
+    const int capacity = expert_capacity(capacity_factor, tokens, E, K);
     drop_over_capacity(a.offsets, a.source, a.row, all, a.index, capacity, tokens, E, K, tools_.stream);
 }
 
@@ -178,9 +175,9 @@ void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
 }
 
 // Gathers rows in forward: their weights travel too, unless they are kept from before, and the counts first.
-void Experts::gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
+void Experts::gather_and_count(const floatX* in, int tokens, const ExpertsActivations& a, bool again) const {
     if (dealt() && !again) take_values(scratch_.own_values, a.weight, a.source, tokens * chosen(), tools_.stream);
-    gather(normed, a, tokens);
+    gather(in, a, tokens);
     if (!dealt() || again) return;
     tools_.expert_ranks.begin_exchange(a.index, a.offsets, tokens * chosen(), experts(), scratch_.counts);
 }
@@ -213,23 +210,24 @@ void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
 }
 
 // Runs the shared experts; `out` (tokens, C) or null.
-void Experts::run_shared(floatX* out, const floatX* normed, int tokens, const ExpertsActivations& a) const {
+void Experts::run_shared(floatX* out, const floatX* in, int tokens, const ExpertsActivations& a) const {
     if (!shared_in_) return;
-    shared_in_->forward(a.shared_hidden, normed, tokens, tools_.stream);
+    shared_in_->forward(a.shared_hidden, in, tokens);
     activate_shared(a, tokens);
-    if (out != nullptr) shared_out_->forward(out, a.shared_activated, tokens, tools_.stream);
+    if (out != nullptr) shared_out_->forward(out, a.shared_activated, tokens);
 }
 
 // Computes sum (tokens, C), or if that is null only the activations. Rows travel while the shared experts run, and then
 // while the experts of another chunk do.
-void Experts::run(floatX* sum, const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const {
-    choose(normed, tokens, a, again);
-    gather_and_count(normed, tokens, a, again);
-    run_shared(sum, normed, tokens, a);
+void Experts::run(floatX* sum, const floatX* in, int tokens, const ExpertsActivations& a, float capacity_factor,
+                  bool again) const {
+    choose(in, tokens, a, capacity_factor, again);
+    gather_and_count(in, tokens, a, again);
+    run_shared(sum, in, tokens, a);
     dispatch_with_weights(a, again);
     for_chunks(a, tokens, [&](const Chunk& chunk) {
         floatX* const activated = chunk.of(a.activated, out_.in);
-        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, dealt() ? chunk.of(a.in, in_.in) : normed,
+        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, dealt() ? chunk.of(a.in, in_.in) : in,
                                   weights(chunk, in_), grouped(chunk, in_), activation(a, chunk), tools_.stream,
                                   gathered(a, tokens));
         if (sum == nullptr) return;
@@ -243,33 +241,31 @@ void Experts::run(floatX* sum, const floatX* normed, int tokens, const ExpertsAc
     if (sum != nullptr) combine(sum, scratch_.out, shared_out_ ? sum : nullptr, a, tokens);
 }
 
-void Experts::forward(const SublayerForward& args, const ExpertsActivations& a) const {
-    floatX* const sum = args.out == nullptr ? nullptr : tools_.workspace.branch_out;
-    run(sum, a.norm.out, rows(), a, args.again);
-    if (!args.again) count(a);
-    if (sum != nullptr) add_branch(args, sum, tools_);
+void Experts::forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                      const ExpertsActivations& a) const {
+    floatX* const sum = out && join.residual ? tools_.workspace.branch_out : out;
+    run(sum, in, rows(), a, pass.capacity_factor, pass.again);
+    if (!pass.again) count(a);
+    if (out && join.residual) add_branch(out, sum, join, tools_);
 }
 
 const floatX* Experts::cached(const CachedStep& step, const ExpertsActivations& a) const {
     ENSURE(!dealt(), "a sequence is generated on one device");
     floatX* const sum = tools_.workspace.branch_out;
-    run(sum, step.in, step.rows, a, false);
+    run(sum, step.in, step.rows, a, 0, false);
     return sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-void Experts::recompute(const floatX* in, const ExpertsActivations& a, Recompute level) const {
-    if (level >= Recompute::gelu) {
-        for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
-            const Chunk part = chunk(a, rows(), number);
-            expert_activation(part.of(a.activated, out_.in), activation(a, part), tools_.stream);
-        }
-        if (shared_in_) activate_shared(a, rows());
+void Experts::recompute(const ExpertsActivations& a, Recompute level) const {
+    if (level < Recompute::gelu) return;
+    for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
+        const Chunk part = chunk(a, rows(), number);
+        expert_activation(part.of(a.activated, out_.in), activation(a, part), tools_.stream);
     }
-    if (level < Recompute::gelu_norm) return;
-    norm_.forward({a.norm.out}, in);   // statistics are kept
+    if (shared_in_) activate_shared(a, rows());
 }
 
 // Adds the gradient of a group of matrices' weights, from `first` on, to where `to` says.
@@ -283,7 +279,7 @@ static void add_weight_gradient(const GradientTarget& to, std::int64_t first, DT
 }
 
 // Replaces logits by their gradient.
-void Experts::route_backward(const ExpertsActivations& a) const {
+void Experts::route_backward(const ExpertsActivations& a, float sequence_share) const {
     const auto E = static_cast<float>(experts()), K = static_cast<float>(chosen());
     const auto S = static_cast<float>(tools_.sizes.whole_T);
     router_backward({.dlogits = a.logits,
@@ -296,8 +292,8 @@ void Experts::route_backward(const ExpertsActivations& a) const {
                      .K = chosen(),
                      .kind = router_kind(),
                      .sequences = tools_.expert_ranks.sequences(tools_.sizes),
-                     .balance = static_cast<float>(model().aux_loss) * (E / K) / (S * S) * tools_.sequence_share,
-                     .z = 2 * static_cast<float>(model().router_z_loss) / S * tools_.sequence_share,
+                     .balance = static_cast<float>(model().aux_loss) * (E / K) / (S * S) * sequence_share,
+                     .z = 2 * static_cast<float>(model().router_z_loss) / S * sequence_share,
                      .losses = scratch_.losses},
                     tools_.stream);
     add_to_totals(a);
@@ -318,21 +314,21 @@ void Experts::add_to_totals(const ExpertsActivations& a) const {
 }
 
 // Computes din, the gradient of the shared experts' input; their hidden activations become their gradient.
-void Experts::shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
+void Experts::shared_backward(floatX* din, const floatX* kept_dout, const SublayerBackward& args,
                               const ExpertsActivations& a) const {
     const int S = shared_out_->in_channels(), count = rows();
     floatX *const dhidden = a.shared_hidden, *const dactivated = scratch_.shared_dactivated;
-    shared_out_->backward_input(dactivated, args.dresidual, count, tools_.stream);
+    shared_out_->backward_input(dactivated, args.dout, count);
     if (model().gated()) {
         swiglu_backward<floatX>(dhidden, dactivated, dhidden, count, S, tools_.stream);
     } else {
         gelu_backward<floatX>(dhidden, dactivated, dhidden, std::int64_t{count} * S, tools_.stream);
     }
-    now_or_later(args, [=, this, &gradients = args.gradients] {
-        shared_out_->backward_weight(gradients, kept_dresidual, a.shared_activated, count, tools_.stream);
-        shared_in_->backward_weight(gradients, dhidden, a.norm.out, count, tools_.stream);
+    now_or_later(args, [=, this, in = args.in, &gradients = args.gradients] {
+        shared_out_->backward_weight(gradients, kept_dout, a.shared_activated, count);
+        shared_in_->backward_weight(gradients, dhidden, in, count);
     });
-    shared_in_->backward_input(din, dhidden, count, tools_.stream);
+    shared_in_->backward_input(din, dhidden, count);
 }
 
 // Compute the gradients of a chunk's weights: of the second matrices from `dout`, of the first from a.hidden, which has
@@ -342,31 +338,31 @@ void Experts::backward_out_weight(const GradientTarget& to, DType type, const Ch
     add_weight_gradient(to, weights(chunk, out_) - out_.weights, type, chunk.of(dout, out_.out),
                         chunk.of(a.activated, out_.in), grouped(chunk, out_), tools_.stream, gathered(a, rows()));
 }
-void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk,
+void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* in,
                                  const ExpertsActivations& a) const {
-    const floatX* const in = dealt() ? chunk.of(a.in, in_.in) : a.norm.out;
-    add_weight_gradient(to, weights(chunk, in_) - in_.weights, type, chunk.of(a.hidden, in_.out), in,
+    const floatX* const rows_in = dealt() ? chunk.of(a.in, in_.in) : in;
+    add_weight_gradient(to, weights(chunk, in_) - in_.weights, type, chunk.of(a.hidden, in_.out), rows_in,
                         grouped(chunk, in_), tools_.stream, {}, gathered(a, rows()));
 }
 
 // Queues the gradients of the experts' weights. If experts are dealt out, the outputs' gradient is sent again, because
 // the inputs' took its place.
-void Experts::queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
+void Experts::queue_weight_gradients(const floatX* kept_dout, const SublayerBackward& args,
                                      const ExpertsActivations& a) const {
-    args.queue.add({.run = [=, this, &gradients = args.gradients] {
-        gather(kept_dresidual, a, rows());
+    args.queue.add({.run = [=, this, in = args.in, &gradients = args.gradients] {
+        gather(kept_dout, a, rows());
         dispatch(scratch_.dout, a);
         const GradientTarget of_out = gradients.next(out_.index), of_in = gradients.next(in_.index);
         for_chunks(a, rows(), [&](const Chunk& chunk) {
-            backward_out_weight(of_out, gradients.type(), chunk, dealt() ? scratch_.dout : kept_dresidual, a);
-            backward_in_weight(of_in, gradients.type(), chunk, a);
+            backward_out_weight(of_out, gradients.type(), chunk, dealt() ? scratch_.dout : kept_dout, a);
+            backward_in_weight(of_in, gradients.type(), chunk, in, a);
         });
     }});
 }
 
 void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const {
-    now_or_later(args, [=, this, &gradients = args.gradients] {
-        add_weight_gradient<float>(gradients.next(router_.index), 0, gradients.type(), a.logits, a.norm.out,
+    now_or_later(args, [=, this, in = args.in, &gradients = args.gradients] {
+        add_weight_gradient<float>(gradients.next(router_.index), 0, gradients.type(), a.logits, in,
                                    {1, rows(), router_.out, router_.in, nullptr}, tools_.stream);
     });
 }
@@ -376,7 +372,7 @@ void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsA
 void Experts::experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
     floatX* const dhidden = a.hidden;
-    const floatX* const dout = dealt() ? scratch_.dout : args.dresidual;
+    const floatX* const dout = dealt() ? scratch_.dout : args.dout;
     GradientTarget of_out, of_in;
     const DType type = args.gradients.type();
     if (!args.delayed()) of_out = args.gradients.next(out_.index), of_in = args.gradients.next(in_.index);
@@ -396,37 +392,29 @@ void Experts::experts_backward(const SublayerBackward& args, const ExpertsActiva
                                          ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
                                         a.index, chunk.number);
         }
-        if (!args.delayed()) backward_in_weight(of_in, type, chunk, a);
+        if (!args.delayed()) backward_in_weight(of_in, type, chunk, args.in, a);
     });
 }
 
-void Experts::backward(const SublayerBackward& args, const ExpertsActivations& a) const {
+const floatX* Experts::backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
     const int tokens = rows(), K = chosen();
-    floatX* const dnormed = tools_.workspace.dnormed;
-    const floatX* const kept_dresidual =
-        keep_gradient(args, args.delayed_dout, args.dresidual, tools_.sizes.residual_elements(), stream);
-    gather(args.dresidual, a, tokens);
+    floatX* const din = tools_.workspace.dnormed;
+    const floatX* const kept_dout = args.keep(args.kept_dout, args.dout, tools_.sizes.residual_elements(), stream);
+    gather(args.dout, a, tokens);
     dispatch(scratch_.dout, a);
-    if (args.delayed()) queue_weight_gradients(kept_dresidual, args, a);
-    if (shared_in_) shared_backward(dnormed, kept_dresidual, args, a);
+    if (args.delayed()) queue_weight_gradients(kept_dout, args, a);
+    if (shared_in_) shared_backward(din, kept_dout, args, a);
     experts_backward(args, a);
-    combine(dnormed, scratch_.din, shared_in_ ? dnormed : nullptr, a, tokens);
+    combine(din, scratch_.din, shared_in_ ? din : nullptr, a, tokens);
     if (dealt()) take_values(scratch_.dweight, scratch_.own_values, a.row, tokens * K, stream);
-    if (has_capacity()) {
+    if (args.pass.capacity_factor > 0) {
         std::int32_t* const dropped = tools_.expert_totals.dropped;
         forget_dropped(scratch_.dweight, dropped ? dropped + layer_ : nullptr, a.offsets, a.source, tokens, experts(),
                        K, stream);
     }
-    route_backward(a);
+    route_backward(a, args.pass.sequence_share);
     queue_router_gradient(args, a);
-    grouped_input_gradient(dnormed, a.logits, router_.weights, {1, tokens, router_.out, router_.in, nullptr}, true,
-                           stream);
-    norm_.backward({.din = args.dresidual,
-                    .dout = dnormed,
-                    .in = args.in,
-                    .kept = a.norm,
-                    .add_to_din = true,
-                    .aside = args.delayed_norms},
-                   args.gradients, args.queue);
+    grouped_input_gradient(din, a.logits, router_.weights, {1, tokens, router_.out, router_.in, nullptr}, true, stream);
+    return din;
 }

@@ -1,6 +1,6 @@
-// A mixture of experts: x + sum over a token's K experts of w_e expert_e(n) [+ shared(n)], n = ln_2(x), in place of the
-// MLP. A router chooses and weighs (llmc/kernels/experts/router.cuh); every expert is an MLP without biases, and so are
-// the shared experts, which take every token and are one MLP of their widths together.
+// A mixture of experts: the sum over a token's K experts of w_e expert_e(in) [+ shared(in)], in place of the MLP. A
+// router chooses and weighs (llmc/kernels/experts/router.cuh); every expert is an MLP without biases, and so are the
+// shared experts, which take every token and are one MLP of their widths together.
 //
 // Each expert has as many rows as tokens were sent to it, which only the device knows (grouped_matmul.cuh). No token is
 // dropped, unless training gives experts a capacity (capacity.cuh); dropped rows come after all others, which nobody
@@ -17,8 +17,7 @@
 
 #include <optional>
 
-#include "llmc/model/linear.h"
-#include "llmc/model/sublayer.h"
+#include "llmc/model/sublayers/linear.h"
 
 // llmc/kernels/experts
 struct GatheredRows;
@@ -31,14 +30,17 @@ class Experts {
 public:
     Experts(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
-    const Norm& norm() const { return norm_; }
 
-    void forward(const SublayerForward& args, const ExpertsActivations& a) const;
+    // Computes out (Rr, C) from in (Rr, C): the branch, joined as `join` says; or if `out` is null, what backward
+    // reads.
+    void forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                 const ExpertsActivations& a) const;
     // Computes again the activations that `level`, below Recompute::block, drops.
-    void recompute(const floatX* in, const ExpertsActivations& a, Recompute level) const;
-    void backward(const SublayerBackward& args, const ExpertsActivations& a) const;
+    void recompute(const ExpertsActivations& a, Recompute level) const;
+    // Returns the gradient of `in`, (Rr, C), in memory of the workspace.
+    const floatX* backward(const SublayerBackward& args, const ExpertsActivations& a) const;
 
-    // Generation: returns what is to be added to the residual stream, (rows, C).
+    // Generation: returns the branch, (rows, C), in memory of the workspace.
     const floatX* cached(const CachedStep& step, const ExpertsActivations& a) const;
 
 private:
@@ -65,7 +67,6 @@ private:
     RouterKind router_kind() const;
     Matrices matrices(const ModelState<floatX>& parameters, const char* name, int of_experts) const;
     bool dealt() const { return tools_.sizes.ep > 1; }   // true if experts are dealt out
-    bool has_capacity() const { return tools_.capacity_factor > 0; }
     Chunk chunk(const ExpertsActivations& a, int tokens, int number) const;
     // Calls work(chunk) for each chunk, in order, once the exchange that was started last has brought its rows.
     template <class Work>
@@ -74,33 +75,33 @@ private:
     const floatX* weights(const Chunk& chunk, const Matrices& matrices) const;
     ExpertActivation<floatX> activation(const ExpertsActivations& a, const Chunk& chunk) const;
 
-    void choose(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
-    void order(const ExpertsActivations& a, int tokens) const;
+    void choose(const floatX* in, int tokens, const ExpertsActivations& a, float capacity_factor, bool again) const;
+    void order(const ExpertsActivations& a, int tokens, float capacity_factor) const;
     void count(const ExpertsActivations& a) const;
-    void run(floatX* sum, const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
-    void run_shared(floatX* out, const floatX* normed, int tokens, const ExpertsActivations& a) const;
+    void run(floatX* sum, const floatX* in, int tokens, const ExpertsActivations& a, float capacity_factor,
+             bool again) const;
+    void run_shared(floatX* out, const floatX* in, int tokens, const ExpertsActivations& a) const;
     void activate_shared(const ExpertsActivations& a, int tokens) const;
     void gather(const floatX* from, const ExpertsActivations& a, int tokens) const;
     GatheredRows gathered(const ExpertsActivations& a, int tokens) const;
-    void gather_and_count(const floatX* normed, int tokens, const ExpertsActivations& a, bool again) const;
+    void gather_and_count(const floatX* in, int tokens, const ExpertsActivations& a, bool again) const;
     void dispatch(floatX* to, const ExpertsActivations& a) const;
     void dispatch_with_weights(const ExpertsActivations& a, bool again) const;
     void combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a, int tokens) const;
-    void route_backward(const ExpertsActivations& a) const;
+    void route_backward(const ExpertsActivations& a, float sequence_share) const;
     void add_to_totals(const ExpertsActivations& a) const;
     void experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const;
-    void shared_backward(floatX* din, const floatX* kept_dresidual, const SublayerBackward& args,
+    void shared_backward(floatX* din, const floatX* kept_dout, const SublayerBackward& args,
                          const ExpertsActivations& a) const;
-    void queue_weight_gradients(const floatX* kept_dresidual, const SublayerBackward& args,
+    void queue_weight_gradients(const floatX* kept_dout, const SublayerBackward& args,
                                 const ExpertsActivations& a) const;
     void queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const;
     void backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* dout,
                              const ExpertsActivations& a) const;
-    void backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk,
+    void backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* in,
                             const ExpertsActivations& a) const;
 
     const StageTools& tools_;
-    Norm norm_;
     int layer_;
     Matrices router_, in_, out_;
     std::optional<Linear> shared_in_, shared_out_;

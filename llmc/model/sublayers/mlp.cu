@@ -6,55 +6,56 @@
 
 Mlp::Mlp(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
-      branch_(tools, parameters, layer, "ln_2", "mlp.c_fc", "mlp.c_proj"),
+      c_fc_(tools, parameters, "mlp.c_fc", layer),
+      c_proj_(tools, parameters, "mlp.c_proj", layer),
       scratch_(tools.workspace.layer.mlp) {}
 
 std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, F = config.mlp_width(), fc = config.fc_width();
     std::vector<std::int64_t> gate_and_up;
     if (config.gated()) gate_and_up = {F, F};
-    std::vector<ParamRow> rows = Norm::parameters("ln_2", config);
-    Branch::add_linear(rows, config, "mlp.c_fc", {.rows = fc, .cols = C, .cut = TensorCut::rows, .blocks = gate_and_up},
-                       {.rows = fc, .cut = TensorCut::rows, .blocks = gate_and_up}, false);
-    Branch::add_linear(rows, config, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::columns}, {.rows = C},
-                       true);
+    std::vector<ParamRow> rows;
+    Linear::add_parameters(rows, config, "mlp.c_fc",
+                           {.rows = fc, .cols = C, .cut = TensorCut::rows, .blocks = gate_and_up},
+                           {.rows = fc, .cut = TensorCut::rows, .blocks = gate_and_up}, false);
+    Linear::add_parameters(rows, config, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::columns}, {.rows = C},
+                           true);
     return rows;
 }
 
-void Mlp::forward(const SublayerForward& args, const MlpActivations& a) const {
-    const Linear &c_fc = branch_.in(), &c_proj = branch_.out();
+void Mlp::forward(floatX* out, const floatX* in, const Join& join, const MlpActivations& a) const {
     TpRegion& tp = tools_.tp;
-    const floatX* const all_rows = tp.begin_gather(branch_.entered_rows(args.in, a));
+    const floatX* const all = tp.begin_gather(in);
     for (int i = 0; i < tp.gathered_chunks(); i++) {
         const Rows rows = tp.wait_for_gathered(i);
-        const floatX* const ln2 = at_row(all_rows, rows, c_fc.in_channels());
-        floatX* const fch = at_row(a.fch, rows, c_fc.out_channels());
-        floatX* const fch_act = at_row(a.fch_act, rows, c_proj.in_channels());
+        const floatX* const ln2 = at_row(all, rows, c_fc_.in_channels());
+        floatX* const fch = at_row(a.fch, rows, c_fc_.out_channels());
+        floatX* const fch_act = at_row(a.fch_act, rows, c_proj_.in_channels());
         if (fused(1)) {
-            c_fc.forward_gelu(fch_act, fch, ln2, rows.count, tools_.stream);
+            c_fc_.forward_gelu(fch_act, fch, ln2, rows.count);
         } else {
-            c_fc.forward(fch, ln2, rows.count, tools_.stream);
+            c_fc_.forward(fch, ln2, rows.count);
             activate(fch_act, fch, rows.count);
         }
     }
-    branch_.project_and_add(args, a, a.fch_act);
+    c_proj_.forward_join(out, a.fch_act, join);
 }
 
-void Mlp::recompute(const floatX* in, const MlpActivations& a, Recompute level) const {
+void Mlp::recompute(const MlpActivations& a, Recompute level) const {
     if (level >= Recompute::gelu) activate(a.fch_act, a.fch, tools_.sizes.rows());
-    branch_.recompute_norm(in, a, level);
 }
 
-void Mlp::backward(const SublayerBackward& args, const MlpActivations& a) const {
-    const floatX* const dprojected = branch_.project_backward(args, a, a.fch_act);
-    activate_backward(dprojected, a);
-    branch_.enter_backward(args, a, scratch_.dfch, a.fch);
+const floatX* Mlp::backward(const SublayerBackward& args, const MlpActivations& a) const {
+    const floatX* const dout = c_proj_.gather_dout(args, a.fch_act);
+    activate_backward(dout, a);
+    return c_fc_.backward_sum(args, scratch_.dfch, a.fch);
 }
 
 const floatX* Mlp::cached(const CachedStep& step, const MlpActivations& a) const {
-    branch_.in().forward_few(a.fch, step.in, step.rows, tools_.stream);
+    c_fc_.forward_few(a.fch, step.in, step.rows);
     activate(a.fch_act, a.fch, step.rows);
-    return branch_.cached_projection(step, a, a.fch_act);
+    c_proj_.forward_few(tools_.workspace.branch_out, a.fch_act, step.rows);
+    return tools_.workspace.branch_out;
 }
 
 void Mlp::activate(floatX* fch_act, const floatX* fch, int rows) const {
@@ -67,14 +68,13 @@ void Mlp::activate(floatX* fch_act, const floatX* fch, int rows) const {
 }
 
 // Computes the gradient of fch, into the scratch, from that of the projection's output.
-void Mlp::activate_backward(const floatX* dprojected, const MlpActivations& a) const {
-    const Linear& c_proj = branch_.out();
+void Mlp::activate_backward(const floatX* dout, const MlpActivations& a) const {
     const int R = tools_.sizes.rows(), F = tools_.sizes.F;
     const cudaStream_t stream = tools_.stream;
     floatX* const dfch = scratch_.dfch;
-    if (fused(2)) return c_proj.backward_input_gelu(dfch, dprojected, a.fch, R, stream);
+    if (fused(2)) return c_proj_.backward_input_gelu(dfch, dout, a.fch, R);
     floatX* const dfch_act = tools_.sizes.model.gated() ? scratch_.dfch_act : dfch;   // (R, F)
-    c_proj.backward_input(dfch_act, dprojected, R, stream);
+    c_proj_.backward_input(dfch_act, dout, R);
     switch (kind()) {
         case MlpKind::gelu: return gelu_backward<floatX>(dfch, dfch_act, a.fch, std::int64_t{R} * F, stream);
         case MlpKind::swiglu: return swiglu_backward<floatX>(dfch, dfch_act, a.fch, R, F, stream);

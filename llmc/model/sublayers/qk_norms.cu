@@ -103,7 +103,8 @@ void QkNorms::forward(floatX* qkv, Rows rows, int T, const Positions& positions,
 void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
     const Rows all{0, sizes.rows()};
-    const RotaryAngles angles{0, sizes.T, tools_.context.positions(args.batch), rotary_frequencies(sizes.model), true};
+    const RotaryAngles angles{0, sizes.T, tools_.context.positions(args.pass.batch), rotary_frequencies(sizes.model),
+                              true};
     if (!head_weights_.empty()) return backward_of_heads(head_norms(dqkv, all, angles, a), args);
     rotate(dqkv, all, angles);
     if (!row_norms_.empty()) backward_of_rows(dqkv, args, a);

@@ -1,0 +1,50 @@
+// Arguments of layers and their sublayers, the branches of the residual stream: attention, and then the MLP or a
+// mixture of experts. Where norms stand, before sublayers or after, is the layer's (layer.h).
+//
+// Each kind of sublayer is a class in llmc/model/sublayers with a forward, a backward, a step of generation, and its
+// parameters. layer_memory.h lists what it keeps.
+#pragma once
+
+#include "llmc/model/batch.h"
+#include "llmc/model/norm.h"
+
+// A forward, or its recompute in backward.
+struct ForwardPass {
+    const Batch& batch;
+    float capacity_factor = 0;   // capacity of experts (capacity.cuh); 0: they take all tokens
+    float sequence_share = 0;    // weight of a sequence in losses that are means: 1 / sequences of a step
+    bool again = false;          // recompute: choices are not made again
+};
+
+// The sum that a branch joins, out = residual + branch, and the norm of `out` that is made with it, where the two can
+// be one kernel. Without `residual` the branch itself is wanted.
+struct Join {
+    const floatX* residual = nullptr;   // (Rr, C)
+    const Norm* norm = nullptr;
+    NormOutput to = {};
+};
+// Computes out = join.residual + `branch` and join.norm, of `rows` rows of C, by default this rank's residual rows.
+void add_branch(floatX* out, const floatX* branch, const Join& join, const StageTools& tools, int rows = -1);
+
+struct SublayerBackward {
+    const floatX* dout;   // (Rr, C): gradient of the output
+    const floatX* in;     // (Rr, C), as given to forward
+    // Memory for a copy of dout, which delayed gradients of weights read; dout itself if nobody changes that. Null: not
+    // delayed. (Other copies take the place of activations that nobody reads again.)
+    floatX* kept_dout;
+    void* delayed_norms;   // norm_elements(), or null (Norm::Backward)
+    const ForwardPass& pass;
+    Gradients& gradients;
+    WeightGradientQueue& queue;
+
+    bool delayed() const { return kept_dout != nullptr; }
+    // Returns the gradient that a gradient of weights reads: `gradient` itself, or if it is delayed `copy`, made now.
+    const floatX* keep(floatX* copy, const floatX* gradient, std::int64_t elements, cudaStream_t stream) const;
+};
+
+// A step of generation: some positions of one sequence at once, on one device.
+struct CachedStep {
+    const floatX* in;     // (rows, C), as of forward
+    floatX* cache;        // all positions of this layer: (positions, qkv_width())
+    int position, rows;   // first position, number of positions
+};
