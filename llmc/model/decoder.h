@@ -10,9 +10,9 @@
 
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
-#include "llmc/model/layer.h"
-#include "llmc/model/sublayers/expert_ranks.h"
-#include "llmc/model/sublayers/router_bias.h"
+#include "llmc/model/layer/expert_ranks.h"
+#include "llmc/model/layer/layer.h"
+#include "llmc/model/layer/router_bias.h"
 
 class Decoder {
 public:

@@ -2,7 +2,7 @@
 // tokens never exist at once. In training, loss and gradients are made together, in backward.
 #pragma once
 
-#include "llmc/model/sublayers/linear.h"
+#include "llmc/model/layer/linear.h"
 
 // Returns the default number of rows of logits that exist at once: `rows` in as few even chunks as keep them within
 // 2.25 GiB, a multiple of 128. Each chunk after the first reads and writes the classifier's whole gradient again.

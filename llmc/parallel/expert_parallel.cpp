@@ -7,7 +7,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/pinned.h"
 #include "llmc/base/stream.h"
-#include "llmc/model/tp_region.h"
+#include "llmc/model/layer/tp_region.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
 // Finds by formulas what a layer takes on one rank, for the closed forms of a plan (closed_form.cpp).
 #pragma once
 
+#include "llmc/model/layer/tp_region.h"
 #include "llmc/model/memory/rank_sizes.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
-#include "llmc/model/tp_region.h"
 #include "llmc/plan/layer_time.h"
 #include "llmc/plan/step_time.h"
 

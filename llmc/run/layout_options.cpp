@@ -7,7 +7,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
 #include "llmc/kernels/optim/topk_chunks.h"
-#include "llmc/model/tp_region.h"
+#include "llmc/model/layer/tp_region.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/value_bytes.h"
 #include "llmc/run/option_names.h"

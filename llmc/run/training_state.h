@@ -6,7 +6,7 @@
 //   generation_config.json, tokenizer.bin, tokenizer.json, tokenizer_config.json    if the data, or else the model
 //                                       that the run starts from, has a tokenizer
 //   run.json                            everything else: RunState
-//   router_bias.safetensors             if routers choose with biases (llmc/model/sublayers/router_bias.h)
+//   router_bias.safetensors             if routers choose with biases (llmc/model/layer/router_bias.h)
 //   matmul.json                         the matmul algorithms (matmul_choices.h)
 // All but the last, and the manifest that hashes it, are the same for any mesh and ZeRO stage. All random numbers are
 // functions of the seed and of counters that follow from the step, so none has a state.

@@ -37,7 +37,7 @@ public:
     virtual std::string file_of(const ParamInfo&, std::int64_t /*element*/) const { return description(); }
     virtual DType type() const = 0;   // fp32 or bf16, which holds what the files hold
     virtual std::vector<float> read(const ParamInfo& param) const = 0;
-    // Returns the biases with which the model's routers choose experts, (L, E) (llmc/model/sublayers/router_bias.h);
+    // Returns the biases with which the model's routers choose experts, (L, E) (llmc/model/layer/router_bias.h);
     // else empty.
     virtual std::vector<float> router_bias() const { return {}; }
 };

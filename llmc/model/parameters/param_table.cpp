@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "llmc/base/check.h"
-#include "llmc/model/layer.h"
+#include "llmc/model/layer/layer.h"
 
 namespace {
 

@@ -23,14 +23,14 @@
 #include "llmc/model/batch.h"
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
-#include "llmc/model/layer.h"
+#include "llmc/model/layer/expert_ranks.h"
+#include "llmc/model/layer/layer.h"
+#include "llmc/model/layer/router_bias.h"
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/parameters/weights.h"
 #include "llmc/model/stage/expert_totals.h"
 #include "llmc/model/stage/stage_attention.h"
 #include "llmc/model/stage/stage_options.h"
-#include "llmc/model/sublayers/expert_ranks.h"
-#include "llmc/model/sublayers/router_bias.h"
 
 class Stage {
 public:

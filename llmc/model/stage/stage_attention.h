@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "llmc/model/layer.h"
+#include "llmc/model/layer/layer.h"
 
 class StageAttention {
 public:

@@ -9,7 +9,7 @@
 #include "llmc/model/stage/micro_batches.h"
 
 class Communicator;   // llmc/process/comm.h
-class ExpertRanks;    // llmc/model/sublayers/expert_ranks.h
+class ExpertRanks;    // llmc/model/layer/expert_ranks.h
 
 // Groups of ranks that share the work of a stage; null: one rank has all that it would ask others for.
 struct StageGroups {

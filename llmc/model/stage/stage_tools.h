@@ -5,11 +5,11 @@
 
 #include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/context/context_parallel.h"
+#include "llmc/model/layer/tp_region.h"
 #include "llmc/model/memory/activations.h"
-#include "llmc/model/tp_region.h"
 #include "llmc/model/vocabulary_region.h"
 
-class ExpertRanks;   // llmc/model/sublayers/expert_ranks.h
+class ExpertRanks;   // llmc/model/layer/expert_ranks.h
 
 // Totals of a step that the backwards of mixtures of experts add to: how many tokens each expert of each layer got, (L,
 // E), and the sums of the balance loss and of the router's z-loss; on the host, how many rows this rank's experts got

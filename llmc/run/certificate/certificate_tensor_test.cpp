@@ -1,5 +1,5 @@
 // The certificate over tensor-parallel ranks, with and without sequence parallelism, beside data parallelism and ZeRO;
-// what the formulas of llmc/model/tp_region.h say of traffic and memory; and that the certificate sees every
+// what the formulas of llmc/model/layer/tp_region.h say of traffic and memory; and that the certificate sees every
 // kind of exchange go wrong.
 #include "llmc/run/certificate/certificate_testing.h"
 #include "llmc/run/certificate/damage_testing.h"

@@ -14,7 +14,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/stream.h"
 #include "llmc/mesh/context_cut.h"
-#include "llmc/model/sublayers/expert_ranks.h"
+#include "llmc/model/layer/expert_ranks.h"
 
 namespace certificate {
 

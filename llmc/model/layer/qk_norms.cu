@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/qk_norms.h"
+#include "llmc/model/layer/qk_norms.h"
 
 #include "llmc/kernels/rows/head_norms.cuh"
 #include "llmc/kernels/rows/rotary.cuh"

@@ -2,8 +2,8 @@
 // positions, if the model has them.
 #pragma once
 
-#include "llmc/model/sublayers/row_norm.h"
-#include "llmc/model/sublayers/sublayer.h"
+#include "llmc/model/layer/row_norm.h"
+#include "llmc/model/layer/sublayer.h"
 
 template <class Real>
 struct HeadNorms;   // llmc/kernels/rows/head_norms.cuh

@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/linear.h"
+#include "llmc/model/layer/linear.h"
 
 Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer)
     : Linear(tools, parameters, parameters.index(name + ".weight", layer),

@@ -17,7 +17,7 @@
 
 #include <optional>
 
-#include "llmc/model/sublayers/linear.h"
+#include "llmc/model/layer/linear.h"
 
 // llmc/kernels/experts
 struct GatheredRows;

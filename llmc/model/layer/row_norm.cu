@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/row_norm.h"
+#include "llmc/model/layer/row_norm.h"
 
 #include "llmc/kernels/rows/shared_rms.cuh"
 

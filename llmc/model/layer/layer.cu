@@ -1,4 +1,4 @@
-#include "llmc/model/layer.h"
+#include "llmc/model/layer/layer.h"
 
 #include <string_view>
 

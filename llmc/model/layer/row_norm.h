@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "llmc/model/norm.h"
+#include "llmc/model/layer/norm.h"
 
 template <class Real>
 struct SharedRows;   // llmc/kernels/rows/shared_rms.cuh

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/sublayers/attention.h"
-#include "llmc/model/sublayers/experts.h"
-#include "llmc/model/sublayers/mlp.h"
+#include "llmc/model/layer/attention.h"
+#include "llmc/model/layer/experts.h"
+#include "llmc/model/layer/mlp.h"
 
 class Layer {
 public:
@@ -47,7 +47,7 @@ public:
         floatX* cache;        // (positions, qkv_width()) of this layer
         int position, rows;   // first position, number of positions
         const Norm* next;     // the norm that reads the output: the head's, or the next layer's first_norm(); or null
-        floatX* normed;       // where that is made
+        floatX* normed;       // place of its output
     };
     void cached(const CachedLayer& args, const LayerActivations& a) const;
     // Returns the norm that reads the layer's input; null if norms come after.

@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/sublayer.h"
+#include "llmc/model/layer/sublayer.h"
 
 #include "llmc/kernels/rows/residual.cuh"
 

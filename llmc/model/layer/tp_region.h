@@ -43,9 +43,9 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
+#include "llmc/model/layer/weight_gradient_queue.h"
 #include "llmc/model/memory/rank_sizes.h"
 #include "llmc/model/precision.h"
-#include "llmc/model/sublayers/weight_gradient_queue.h"
 #include "llmc/process/comm.h"
 
 // Consecutive rows.

@@ -1,4 +1,4 @@
-#include "llmc/model/norm.h"
+#include "llmc/model/layer/norm.h"
 
 #include "llmc/kernels/rows/residual.cuh"
 

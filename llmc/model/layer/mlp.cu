@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/mlp.h"
+#include "llmc/model/layer/mlp.h"
 
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/relu2.cuh"

@@ -1,4 +1,4 @@
-#include "llmc/model/tp_region.h"
+#include "llmc/model/layer/tp_region.h"
 
 TpRegion::TpRegion(Communicator* group, bool shares_rows, int chunks, Arena& arena, cudaStream_t compute)
     : group_(group),

@@ -3,8 +3,8 @@
 // section 2.3.
 #pragma once
 
-#include "llmc/model/sublayers/linear.h"
-#include "llmc/model/sublayers/qk_norms.h"
+#include "llmc/model/layer/linear.h"
+#include "llmc/model/layer/qk_norms.h"
 
 class Attention {
 public:

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "llmc/model/layer/weight_gradient_queue.h"
 #include "llmc/model/parameters/gradients.h"
 #include "llmc/model/stage/stage_tools.h"
-#include "llmc/model/sublayers/weight_gradient_queue.h"
 
 class Norm {
 public:

@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/attention.h"
+#include "llmc/model/layer/attention.h"
 
 #include "llmc/kernels/attention/attention_cached.cuh"
 #include "llmc/kernels/init.cuh"

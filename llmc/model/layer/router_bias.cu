@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/router_bias.h"
+#include "llmc/model/layer/router_bias.h"
 
 #include "llmc/kernels/experts/router_bias.cuh"
 

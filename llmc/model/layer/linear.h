@@ -8,7 +8,7 @@
 #include <string>
 
 #include "llmc/kernels/matmul/matmul.h"
-#include "llmc/model/sublayers/sublayer.h"
+#include "llmc/model/layer/sublayer.h"
 
 class Linear {
 public:

@@ -1,4 +1,4 @@
-#include "llmc/model/sublayers/experts.h"
+#include "llmc/model/layer/experts.h"
 
 #include "llmc/base/ensure.h"
 #include "llmc/kernels/experts/activated_product.cuh"
@@ -10,7 +10,7 @@
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/kernels/rows/residual.cuh"
 #include "llmc/kernels/swiglu.cuh"
-#include "llmc/model/sublayers/expert_ranks.h"
+#include "llmc/model/layer/expert_ranks.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters and memory

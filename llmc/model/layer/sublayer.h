@@ -6,7 +6,7 @@
 #pragma once
 
 #include "llmc/model/batch.h"
-#include "llmc/model/norm.h"
+#include "llmc/model/layer/norm.h"
 
 // A forward, or its recompute in backward.
 struct ForwardPass {

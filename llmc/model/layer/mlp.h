@@ -2,7 +2,7 @@
 // F gates and F ups then (Touvron et al., "LLaMA", 2023).
 #pragma once
 
-#include "llmc/model/sublayers/linear.h"
+#include "llmc/model/layer/linear.h"
 
 class Mlp {
 public:
