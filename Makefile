@@ -103,7 +103,7 @@ UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
 COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)) \
     $(filter-out $(EXCLUDE),$(wildcard dev/bench/algorithms/*_test.cu)))
 MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)) \
-    $(filter-out $(EXCLUDE),$(wildcard dev/bench/asynchrony/*_test.cu)))
+    $(filter-out $(EXCLUDE),$(wildcard dev/test/*/*_test.cpp dev/test/*/*_test.cu dev/bench/asynchrony/*_test.cu)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
     $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu)),$(COMMON_TESTS))

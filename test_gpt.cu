@@ -15,8 +15,8 @@
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/download_testing.h"
-#include "llmc/model/reference/golden_gpt_testing.h"
-#include "llmc/model/reference/reference_gpt_testing.h"
+#include "dev/test/reference/golden_gpt_testing.h"
+#include "dev/test/reference/reference_gpt_testing.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/schedule_testing.h"
 

@@ -60,7 +60,7 @@ done < <(awk '/^```/ { inside = /^```cpp/; next } inside && NF' "${pages[@]}")
 verdict $? "only $count lines of code were found in the pages"
 
 # ---- tests that are named, by doctest's patterns: "certificate: all*"
-find llmc dev/bench ./*.cu -name '*_test.*' -o -name '*_testing.h' -o -name 'test_gpt.cu' | xargs cat | tr '\n' ' ' |
+find llmc dev/bench dev/test ./*.cu -name '*_test.*' -o -name '*_testing.h' -o -name 'test_gpt.cu' | xargs cat | tr '\n' ' ' |
     grep -oE 'TEST_CASE(_TEMPLATE)?\( *"[^"]*"' | sed -E 's/^[^"]*"//; s/"$//' >"$work/cases"
 count=0
 while IFS= read -r pattern; do

@@ -4,7 +4,8 @@
 #   1. a file includes only files of its own folder and of folders that stand above it in the list below;
 #   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
-#   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms;
+#   3. no folder has more than 25 files that are no tests: a folder is one idea, or rooms; and none has tests alone:
+#      those of several things at once are in dev/test;
 #   4. mesh and what it includes know no device: none of CUDA's headers;
 #   5. no source has more than 500 lines but tables (*.inc) and test_gpt.cu, which is one file on purpose;
 #   6. the top level has no files but these, and none that a tool left there to be committed.
@@ -29,6 +30,10 @@ nothing_wrong "only the launch header, instruction wrappers and sources of the C
 nothing_wrong "no folder has more than 25 files that are no tests" "$(
     find llmc -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.inc' | grep -vE '_test(ing)?\.' |
         xargs -n 1 dirname | sort | uniq -c | awk '$1 > 25')"
+nothing_wrong "no folder of llmc/ has tests alone" "$(
+    for folder in llmc/*/ llmc/*/*/; do
+        [ -n "$(find "$folder" -name '*.*' ! -name '*_test.*' ! -name '*_testing.*' -print -quit)" ] || echo "$folder"
+    done)"
 nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(
     for header in llmc/mesh/*.h; do "${CXX:-g++}" -std=c++20 -I. -M -x c++ "$header" 2>&1 >/dev/null; done)"
 nothing_wrong "no source has more than 500 lines" "$(

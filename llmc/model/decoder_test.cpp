@@ -6,8 +6,8 @@
 
 #include "llmc/base/stream.h"
 #include "llmc/model/parameters/weights.h"
-#include "llmc/model/reference/golden_gpt_testing.h"
-#include "llmc/model/reference/reference_gpt_testing.h"
+#include "dev/test/reference/golden_gpt_testing.h"
+#include "dev/test/reference/reference_gpt_testing.h"
 
 namespace {
 

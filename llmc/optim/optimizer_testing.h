@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/run/certificate/certificate_testing.h"
+#include "dev/test/certificate/certificate_testing.h"
 
 namespace certificate {
 

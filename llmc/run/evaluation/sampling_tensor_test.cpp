@@ -1,5 +1,5 @@
 // Sampling and evaluation under tensor parallelism: what one process writes and answers.
-#include "llmc/run/certificate/certificate_testing.h"
+#include "dev/test/certificate/certificate_testing.h"
 #include "llmc/run/evaluation/evaluate.h"
 #include "llmc/run/evaluation/sampler.h"
 
