@@ -88,10 +88,10 @@ double LayerForm::activated_elements() const {
            static_cast<double>(config_.expert_width());
 }
 
-// docs/parallelism.md, in units of fs. Forward: each chunk of rows is gathered before its matmul or scattered after
-// it. The first exchange is exposed, and of the others the part that a chunk's matmul does not hide. Backward
-// (Linear::gather_dout): a branch gathers its output's gradient during the weights' gradient of the branch above, and
-// its input during the gradient of that, and scatters during the weights' gradient of its projection. If a
+// docs/parallelism.md, in units of fs. Forward: each chunk of rows is gathered before its matmul or scattered after it.
+// The first exchange is exposed, and of the others the part that a chunk's matmul does not hide. Backward
+// (llmc/model/layer/linear.cu): a branch gathers its output's gradient during the weights' gradient of the branch
+// above, and its input during the gradient of that, and scatters during the weights' gradient of its projection. If a
 // recompute level leaves nothing for the next layer, its first gather is exposed, as where no layer comes before
 // (tensor_turn). Without sequence parallelism a branch has one sum, during both of its weights' gradients. zb's
 // gradients of weights wait: they hide no exchange of backward, and gather again what they read.

@@ -14,11 +14,12 @@ public:
     // Computes out (Rr, C) from in (Rr, C): the branch, joined as `join` says.
     void forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
                  const AttentionActivations& a) const;
-    // Returns the gradient of `in`, (Rr, C), in memory of the workspace. `reusable`: memory to work in, or none.
+    // Returns the gradient of `in`, (Rr, C), valid until the next call of a sublayer. `reusable`: memory to work in, or
+    // none.
     const floatX* backward(const SublayerBackward& args, const AttentionActivations& a,
                            const ReusableMemory& reusable) const;
 
-    // Generation: returns the branch, (rows, C), in memory of the workspace.
+    // Generation: returns the output, (rows, C), valid until the next call of a sublayer.
     const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;
 
     // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient

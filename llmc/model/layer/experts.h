@@ -37,10 +37,10 @@ public:
                  const ExpertsActivations& a) const;
     // Computes again the activations that `level`, below Recompute::block, drops.
     void recompute(const ExpertsActivations& a, Recompute level) const;
-    // Returns the gradient of `in`, (Rr, C), in memory of the workspace.
+    // Returns the gradient of `in`, (Rr, C), valid until the next call of a sublayer.
     const floatX* backward(const SublayerBackward& args, const ExpertsActivations& a) const;
 
-    // Generation: returns the branch, (rows, C), in memory of the workspace.
+    // Generation: returns the output, (rows, C), valid until the next call of a sublayer.
     const floatX* cached(const CachedStep& step, const ExpertsActivations& a) const;
 
 private:

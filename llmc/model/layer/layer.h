@@ -20,8 +20,8 @@ public:
     Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`, and if `out` is null
-    // that alone.
+    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`. Null `out`: the
+    // output is not needed.
     void forward(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
     void recompute(const floatX* in, const ForwardPass& pass, const LayerActivations& a, Recompute level) const;

@@ -14,10 +14,10 @@ public:
     void forward(floatX* out, const floatX* in, const Join& join, const MlpActivations& a) const;
     // Computes again the activations that `level`, below Recompute::block, drops.
     void recompute(const MlpActivations& a, Recompute level) const;
-    // Returns the gradient of `in`, (Rr, C), in memory of the workspace.
+    // Returns the gradient of `in`, (Rr, C), valid until the next call of a sublayer.
     const floatX* backward(const SublayerBackward& args, const MlpActivations& a) const;
 
-    // Generation: returns the branch, (rows, C), in memory of the workspace.
+    // Generation: returns the output, (rows, C), valid until the next call of a sublayer.
     const floatX* cached(const CachedStep& step, const MlpActivations& a) const;
 
 private:

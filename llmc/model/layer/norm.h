@@ -1,4 +1,5 @@
-// The norm before a sublayer or the classifier, on this rank's rows of the residual region.
+// A norm of the residual stream or, if norms come after sublayers, of a sublayer's output: on this rank's rows of the
+// residual region.
 //
 // Layer normalisation or RMSNorm, which has neither mean nor bias: llmc/kernels/rows/layernorm.cuh.
 #pragma once

@@ -1,8 +1,8 @@
 // Arguments of layers and their sublayers, the branches of the residual stream: attention, and then the MLP or a
 // mixture of experts. Where norms stand, before sublayers or after, is the layer's (layer.h).
 //
-// Each kind of sublayer is a class in llmc/model/sublayers with a forward, a backward, a step of generation, and its
-// parameters. layer_memory.h lists what it keeps.
+// Each kind of sublayer is a class here with a forward, a backward, a step of generation, and its parameters.
+// layer_memory.h lists what it keeps.
 #pragma once
 
 #include "llmc/model/batch.h"
