@@ -18,6 +18,21 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/library_attention.h"
 
+// Returns why attention of this kind cannot serve calls of `shape`, with results of type O; empty if it can. T: type of
+// q, k and v. May run the self-check of the kernels for sm_90a, or build plans of the library.
+template <class T, class O>
+std::string attention_refusal(AttentionKind kind, const AttentionShape& shape) {
+    switch (kind) {
+        case AttentionKind::auto_:
+        case AttentionKind::own: return "";
+        case AttentionKind::library: return LibraryAttention::refusal<T, O>(shape);
+        case AttentionKind::own_sm90: break;
+    }
+    if (shape.masks_documents) return "it has no mask of documents";
+    if (!std::is_same_v<T, bf16>) return "it is for bf16 (PRECISION=bf16)";
+    return sm90_attention_refusal();
+}
+
 // Calls that a choice must serve.
 struct AttentionUse {
     bool fp32_results = false;   // outputs and gradients are fp32
@@ -41,52 +56,54 @@ public:
         if (kind != AttentionKind::auto_) {
             take(kind, shape);
         } else {
-            if (refusal(shape).empty()) take(AttentionKind::library, shape);
+            if (refusal(AttentionKind::library, shape).empty()) take(AttentionKind::library, shape);
             open_ = !LibraryAttention::surely_faster();
         }
     }
 
     AttentionKind chosen() const { return library_ ? AttentionKind::library : own_; }
 
-    // Returns why the library cannot serve calls of `shape` and of the other shapes; empty if it can.
-    std::string refusal(const AttentionShape& shape) const {
-        std::string why = refusal_of(shape);
+    // Returns why attention of a kind cannot serve calls of `shape` and of the other shapes; empty if it can.
+    std::string refusal(AttentionKind kind, const AttentionShape& shape) const {
+        std::string why = refusal_of(kind, shape);
         for (std::size_t i = 0; why.empty() && i < use_.other_shapes.size(); i++)
-            why = refusal_of(use_.other_shapes[i]);
+            why = refusal_of(kind, use_.other_shapes[i]);
         return why;
     }
     const std::vector<AttentionShape>& other_shapes() const { return use_.other_shapes; }
 
     // True if speed must still decide: `auto_` before take().
     bool open() const { return open_; }
-    // Lists the kinds that can serve. Runs the self-check of the kernels for sm_90a.
+    // Lists the kinds that can serve.
     std::vector<AttentionKind> candidates(const AttentionShape& shape) const {
-        std::vector<AttentionKind> result{AttentionKind::own};
-        if (refusal(shape).empty()) result.push_back(AttentionKind::library);
-        if (sm90_refusal().empty()) result.push_back(AttentionKind::own_sm90);
+        std::vector<AttentionKind> result;
+        for (const AttentionKind kind : {AttentionKind::own, AttentionKind::library, AttentionKind::own_sm90}) {
+            if (refusal(kind, shape).empty()) result.push_back(kind);
+        }
         return result;
     }
 
-    // Switches to `kind`. No work of the previous kind may still be in flight.
+    // Switches to `kind`. No work of the previous kind may still be in flight. Throws Error(no_device) if it cannot
+    // serve.
     void take(AttentionKind kind, const AttentionShape& shape) {
         ENSURE(kind != AttentionKind::auto_, "a kind of attention is taken by name");
         open_ = false;
         if (kind == chosen()) return;
+        if (const std::string why = refusal(kind, shape); !why.empty()) {
+            const char* const name = kind == AttentionKind::library ? "library" : "own-sm90";
+            throw Error(ErrorKind::no_device, text("no ", name, " attention: ", why),
+                        text("Use --attention own, or auto to take ", name, " only where it can serve."));
+        }
         workspace_ = {};
-        if (kind == AttentionKind::own_sm90) {
-            require_sm90();
-            if (use_.backward)
-                workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape, use_));
+        library_.reset();
+        if (kind == AttentionKind::own_sm90 && use_.backward) {
+            workspace_ = arena_.allocate<float>("workspace/attention", sm90_attention_workspace(shape, use_));
         }
-        if (kind != AttentionKind::library) {
+        if (kind == AttentionKind::library) {
+            library_ = std::make_unique<LibraryAttention>(arena_);
+        } else {
             own_ = kind;
-            return library_.reset();
         }
-        if (const std::string why = refusal(shape); !why.empty()) {
-            throw Error(ErrorKind::no_device, text("no library attention: ", why),
-                        "Use --attention own, or auto to take the library only where it can serve.");
-        }
-        library_ = std::make_unique<LibraryAttention>(arena_);
     }
 
     // Allocates the device memory of such calls now, not at the first of them. Throws Error(no_device) if there is no
@@ -117,15 +134,8 @@ public:
     }
 
 private:
-    std::string refusal_of(const AttentionShape& shape) const {
-        return use_.fp32_results ? LibraryAttention::refusal<T, float>(shape) : LibraryAttention::refusal<T>(shape);
-    }
-    static std::string sm90_refusal() {
-        return std::is_same_v<T, bf16> ? sm90_attention_refusal() : "it is for bf16 (PRECISION=bf16)";
-    }
-    static void require_sm90() {
-        if (const std::string why = sm90_refusal(); !why.empty())
-            throw Error(ErrorKind::no_device, text("no own-sm90 attention: ", why), "Use --attention own, or auto.");
+    std::string refusal_of(AttentionKind kind, const AttentionShape& shape) const {
+        return use_.fp32_results ? attention_refusal<T, float>(kind, shape) : attention_refusal<T, T>(kind, shape);
     }
 
     Arena& arena_;

@@ -7,10 +7,6 @@
 void StageAttention::use(AttentionKind kind) {
     const bool stays_own = kind == AttentionKind::own && choice_.chosen() == kind;   // nothing is freed, nor planned
     if (!stays_own) CUDA_CHECK(cudaStreamSynchronize(tools_.stream));
-    if (kind == AttentionKind::own_sm90 && tools_.sizes.documents) {
-        throw Error(ErrorKind::no_device, "no own-sm90 attention: it has no mask of documents",
-                    "Use --attention own, or auto.");
-    }
     try {
         choice_.take(kind, tools_.sizes.attention());
         std::vector<AttentionShape> shapes = choice_.other_shapes();
@@ -27,8 +23,7 @@ void StageAttention::use(AttentionKind kind) {
 StageAttention::Fastest StageAttention::fastest() const {
     const AttentionShape shape = tools_.sizes.attention();
     const cudaStream_t stream = tools_.stream;
-    std::vector<AttentionKind> candidates = choice_.candidates(shape);
-    if (shape.masks_documents) std::erase(candidates, AttentionKind::own_sm90);
+    const std::vector<AttentionKind> candidates = choice_.candidates(shape);
     Fastest fastest{AttentionKind::own, ""};
     if (candidates.size() == 1) return fastest;
     layer_.fill_randomly(a_);

@@ -17,7 +17,7 @@ public:
     AttentionKind kind() const { return choice_.chosen(); }   // never auto_
     bool is_open() const { return choice_.open(); }           // several can serve, the fastest is not known
     // Returns why the library cannot serve micro-batches of the current shape; empty if it can.
-    std::string library_refusal() const { return choice_.refusal(tools_.sizes.attention()); }
+    std::string library_refusal() const { return choice_.refusal(AttentionKind::library, tools_.sizes.attention()); }
     // Switches to `kind`, makes the library's plans and allocates memory for micro-batches of the current shape and of
     // StageOptions::shorter_lengths. Waits for the stream. Throws Error(no_device) if it cannot serve or lacks room;
     // another that serves is used then.
