@@ -1,13 +1,22 @@
 // Norms of queries and of keys, of each head by itself (Qwen3), of whole rows (OLMo2) or none; and behind them rotary
 // positions, if the model has them.
+//
+// A row has all heads, of which each tp rank has some: the sums over it, two floats a row, are added up over tp ranks
+// (TpRegion::add_over_ranks), forward and backward. Weights of rows are cut as the heads are. If several ranks hold
+// copies of a KV head, the gradient of its norm's weight is the sum over them, as that of the matrix that makes keys.
 #pragma once
 
-#include "llmc/model/layer/row_norm.h"
+#include <array>
+#include <cstddef>
+#include <vector>
+
 #include "llmc/model/layer/sublayer.h"
 
 template <class Real>
 struct HeadNorms;   // llmc/kernels/rows/head_norms.cuh
 struct RotaryAngles;
+template <class Real>
+struct SharedRows;   // llmc/kernels/rows/shared_rms.cuh
 
 class QkNorms {
 public:
@@ -20,27 +29,29 @@ public:
     void backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
 
 private:
-    // Queries, or keys: what their norm keeps of these rows.
+    // Queries, or keys: these heads of a row of qkv, and their norm's weight.
+    struct Side {
+        int first_head, heads;
+        int index = -1;
+        const floatX* weight = nullptr;
+    };
+    // Tensors that backward reads, of some rows: the heads before the norm, and the statistic of each head or row.
     struct Kept {
-        int count;   // heads
         floatX* raw;
         float* rstd;
     };
-    struct HeadWeight {
-        int index;
-        const floatX* data;
-    };
+    QkNorm kind() const { return tools_.sizes.model.qk_norm; }
     Kept kept(std::size_t i, const AttentionActivations& a, Rows rows) const;
-    void* delayed_norm(std::size_t i, const SublayerBackward& args) const;
+    GradientTarget gradient(std::size_t i, const SublayerBackward& args) const;
     HeadNorms<floatX> head_norms(floatX* qkv, Rows rows, const RotaryAngles& angles,
                                  const AttentionActivations& a) const;
+    SharedRows<floatX> shared_rows(std::size_t i, floatX* qkv, int rows) const;
     void backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args) const;
     void forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations& a) const;
     void backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
     void rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const;
 
     const StageTools& tools_;
-    float* row_sums_;                        // scratch: (2, R) sums of the rows of queries and of keys
-    std::vector<RowNorm> row_norms_;         // none, or of queries and keys
-    std::vector<HeadWeight> head_weights_;   // none, or of queries and keys
+    float* row_sums_;             // scratch: (2, R) sums of the rows of queries and of keys
+    std::array<Side, 2> sides_;   // queries, keys
 };
