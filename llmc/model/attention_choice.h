@@ -90,9 +90,10 @@ public:
         open_ = false;
         if (kind == chosen()) return;
         if (const std::string why = refusal(kind, shape); !why.empty()) {
-            const char* const name = kind == AttentionKind::library ? "library" : "own-sm90";
-            throw Error(ErrorKind::no_device, text("no ", name, " attention: ", why),
-                        text("Use --attention own, or auto to take ", name, " only where it can serve."));
+            const char* const none =
+                kind == AttentionKind::library ? "no library attention: " : "no own-sm90 attention: ";
+            throw Error(ErrorKind::no_device, none + why,
+                        "Use --attention own, or auto to take another only where it can serve.");
         }
         workspace_ = {};
         library_.reset();

@@ -45,14 +45,14 @@ void Attention::forward(floatX* out, const floatX* in, const Join& join, const F
 }
 
 const floatX* Attention::backward(const SublayerBackward& args, const AttentionActivations& a,
-                                  const ReusableMemory& reusable) const {
+                                  const ReusableMemory& reusable, std::byte* norms_aside) const {
     floatX *const datty = tools_.workspace.datty, *const dqkv = scratch_.dqkv;
-    const floatX* const dout = c_proj_.gather_dout(args, a.atty);
+    const floatX* const dout = c_proj_.begin_backward(args, a.atty);
     c_proj_.backward_input(datty, dout, tools_.sizes.rows());
     tools_.context.attend_backward(tools_.attention, backward_arguments(a, shape(args.pass.batch)), dqkv, datty,
                                    reusable, args.queue);
-    qk_norms_.backward(dqkv, args, a);
-    return c_attn_.backward_sum(args, dqkv, a.qkv);
+    qk_norms_.backward(dqkv, args, a, norms_aside);
+    return c_attn_.end_backward(args, dqkv, a.qkv);
 }
 
 // Returns the shape with the documents of a micro-batch.

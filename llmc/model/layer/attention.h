@@ -11,13 +11,13 @@ public:
     Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Computes out (Rr, C) from in (Rr, C): the branch, joined as `join` says.
+    // Computes attention's output from in (Rr, C) and adds it to the residual stream: out (Rr, C), as `join` says.
     void forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
                  const AttentionActivations& a) const;
-    // Returns the gradient of `in`, (Rr, C), valid until the next call of a sublayer. `reusable`: memory to work in, or
-    // none.
-    const floatX* backward(const SublayerBackward& args, const AttentionActivations& a,
-                           const ReusableMemory& reusable) const;
+    // Returns the gradient of args.in, (Rr, C), valid until the next call of a sublayer. `reusable`: memory to work in,
+    // or none. `norms_aside`: as Norm::Backward::aside, for the norms of queries and keys.
+    const floatX* backward(const SublayerBackward& args, const AttentionActivations& a, const ReusableMemory& reusable,
+                           std::byte* norms_aside) const;
 
     // Generation: returns the output, (rows, C), valid until the next call of a sublayer.
     const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;

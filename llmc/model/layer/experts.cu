@@ -8,7 +8,6 @@
 #include "llmc/kernels/experts/router.cuh"
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
-#include "llmc/kernels/rows/residual.cuh"
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/model/layer/expert_ranks.h"
 
@@ -243,10 +242,10 @@ void Experts::run(floatX* sum, const floatX* in, int tokens, const ExpertsActiva
 
 void Experts::forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
                       const ExpertsActivations& a) const {
-    floatX* const sum = out && join.residual ? tools_.workspace.branch_out : out;
+    floatX* const sum = out ? tools_.workspace.branch_out : nullptr;
     run(sum, in, rows(), a, pass.capacity_factor, pass.again);
     if (!pass.again) count(a);
-    if (out && join.residual) add_branch(out, sum, join, tools_);
+    if (out) add_branch(out, sum, join, tools_);
 }
 
 const floatX* Experts::cached(const CachedStep& step, const ExpertsActivations& a) const {

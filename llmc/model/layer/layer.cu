@@ -27,8 +27,18 @@ std::vector<ParamRow> Layer::parameters(const ModelConfig& config) {
     return rows;
 }
 
+template <class Call>
+decltype(auto) Layer::with_mlp(const LayerActivations& a, Call&& call) const {
+    return experts_ ? call(*experts_, a.experts) : call(*mlp_, a.mlp);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
+
+void Layer::mlp_forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                        const LayerActivations& a) const {
+    with_mlp(a, [&](const auto& mlp, const auto& kept) { mlp.forward(out, in, join, pass, kept); });
+}
 
 void Layer::forward(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
@@ -50,105 +60,90 @@ void Layer::forward_norms_after(floatX* out, const floatX* in, const ForwardPass
 }
 
 void Layer::recompute(const floatX* in, const ForwardPass& pass, const LayerActivations& a, Recompute level) const {
-    if (level == Recompute::block) return forward(nullptr, in, {pass.batch, pass.capacity_factor, 0, true}, a);
+    if (level == Recompute::block) {
+        ForwardPass again = pass;
+        again.again = true;
+        return forward(nullptr, in, again, a);
+    }
     const bool norms = level >= Recompute::gelu_norm && !norms_after();   // their statistics are kept
     if (norms) ln_1_.forward({a.ln_1.out}, in);
-    experts_ ? experts_->recompute(a.experts, level) : mlp_->recompute(a.mlp, level);
+    with_mlp(a, [&](const auto& mlp, const auto& kept) { mlp.recompute(kept, level); });
     if (norms) ln_2_.forward({a.ln_2.out}, a.residual2);
-}
-
-void Layer::mlp_forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
-                        const LayerActivations& a) const {
-    experts_ ? experts_->forward(out, in, join, pass, a.experts) : mlp_->forward(out, in, join, a.mlp);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-SublayerBackward Layer::of_attention(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const {
+SublayerBackward Layer::of_sublayer(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const {
     return {.dout = dout,
             .in = in,
             .kept_dout = args.delayed ? kept : nullptr,
-            .delayed_norms = args.delayed ? args.delayed->norms : nullptr,
             .pass = args.pass,
             .gradients = args.gradients,
             .queue = args.queue};
 }
 
-SublayerBackward Layer::of_mlp(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const {
-    SublayerBackward mlp = of_attention(args, dout, in, kept);
-    const std::int64_t norm_bytes = norm_elements(tools_.sizes.model) * args.gradients.element_bytes();
-    if (mlp.delayed_norms) mlp.delayed_norms = args.delayed->norms + norm_bytes;
-    return mlp;
+std::byte* Layer::aside(const Backward& args, int sublayer) const {
+    if (!args.delayed || !args.delayed->norms) return nullptr;
+    return args.delayed->norms + sublayer * norm_elements(tools_.sizes.model) * args.gradients.element_bytes();
 }
 
-ReusableMemory Layer::reusable(const Backward& args, const LayerActivations& a) const {
-    return args.delayed ? ReusableMemory{} : reusable_memory(a, tools_.sizes);
+const floatX* Layer::attention_backward(const Backward& args, const SublayerBackward& attention,
+                                        const LayerActivations& a) const {
+    const ReusableMemory reusable = args.delayed ? ReusableMemory{} : reusable_memory(a, tools_.sizes);
+    return attention_.backward(attention, a.attention, reusable, aside(args, 0));
+}
+
+const floatX* Layer::mlp_backward(const SublayerBackward& mlp_args, const LayerActivations& a) const {
+    return with_mlp(a, [&](const auto& mlp, const auto& kept) { return mlp.backward(mlp_args, kept); });
 }
 
 void Layer::backward(const Backward& args, const LayerActivations& a) const {
     const ProfileRange range(name_.c_str());
     if (norms_after()) return backward_norms_after(args, a);
-    auto add_through = [&](const Norm& ln, const floatX* dnormed, const floatX* in, const NormOutput& kept,
-                           void* aside) {
-        ln.backward(
-            {.din = args.dresidual, .dout = dnormed, .in = in, .kept = kept, .add_to_din = true, .aside = aside},
-            args.gradients, args.queue);
-    };
-    const SublayerBackward mlp = of_mlp(args, args.dresidual, a.ln_2.out, args.delayed ? args.delayed->out : nullptr);
-    const SublayerBackward attention = of_attention(args, args.dresidual, a.ln_1.out, a.residual2);
-    const floatX* const dln_2 = mlp_backward(mlp, a);
-    add_through(ln_2_, dln_2, a.residual2, a.ln_2, mlp.delayed_norms);
-    const floatX* const dln_1 = attention_.backward(attention, a.attention, reusable(args, a));
-    add_through(ln_1_, dln_1, args.in, a.ln_1, attention.delayed_norms);
+    floatX *const dresidual = args.dresidual, *const kept = args.delayed ? args.delayed->out : nullptr;
+    const floatX* const dln_2 = mlp_backward(of_sublayer(args, dresidual, a.ln_2.out, kept), a);
+    ln_2_.backward({dresidual, dln_2, a.residual2, a.ln_2, true, aside(args, 1)}, args.gradients, args.queue);
+    const floatX* const dln_1 = attention_backward(args, of_sublayer(args, dresidual, a.ln_1.out, a.residual2), a);
+    ln_1_.backward({dresidual, dln_1, args.in, a.ln_1, true, aside(args, 0)}, args.gradients, args.queue);
 }
 
 // The gradient of a norm's input takes the place of the input.
 void Layer::backward_norms_after(const Backward& args, const LayerActivations& a) const {
     floatX* const dresidual = args.dresidual;
-    auto through = [&](const Norm& ln, floatX* projected, const NormOutput& kept, void* aside) {
-        ln.backward(
-            {.din = projected, .dout = dresidual, .in = projected, .kept = kept, .add_to_din = false, .aside = aside},
-            args.gradients, args.queue);
-    };
-    auto add = [&](const floatX* din) { add_branch(dresidual, din, {.residual = dresidual}, tools_); };
-    const SublayerBackward mlp = of_mlp(args, a.fcproj, a.residual2, a.fcproj);
-    const SublayerBackward attention = of_attention(args, a.attproj, args.in, a.attproj);
-    through(ln_2_, a.fcproj, a.ln_2, mlp.delayed_norms);
-    add(mlp_backward(mlp, a));
-    through(ln_1_, a.attproj, a.ln_1, attention.delayed_norms);
-    add(attention_.backward(attention, a.attention, reusable(args, a)));
-}
-
-const floatX* Layer::mlp_backward(const SublayerBackward& args, const LayerActivations& a) const {
-    return experts_ ? experts_->backward(args, a.experts) : mlp_->backward(args, a.mlp);
+    ln_2_.backward({a.fcproj, dresidual, a.fcproj, a.ln_2, false, aside(args, 1)}, args.gradients, args.queue);
+    const floatX* const dresidual2 = mlp_backward(of_sublayer(args, a.fcproj, a.residual2, a.fcproj), a);
+    add_branch(dresidual, dresidual2, {.residual = dresidual}, tools_);
+    ln_1_.backward({a.attproj, dresidual, a.attproj, a.ln_1, false, aside(args, 0)}, args.gradients, args.queue);
+    const floatX* const din = attention_backward(args, of_sublayer(args, a.attproj, args.in, a.attproj), a);
+    add_branch(dresidual, din, {.residual = dresidual}, tools_);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
 void Layer::cached(const CachedLayer& args, const LayerActivations& a) const {
-    auto add = [&](const floatX* branch, const Norm* norm, floatX* normed) {
-        add_branch(args.residual, branch, {args.residual, norm, {normed}}, tools_, args.rows);
-    };
-    auto normed = [&](const Norm& ln, floatX* to, const floatX* branch) {
-        ln.forward({to}, branch, args.rows);
-        return to;
-    };
-    CachedStep step{a.ln_1.out, args.cache, args.position, args.rows};
-    if (norms_after()) {
-        step.in = args.residual;
-        add(normed(ln_1_, a.attproj, attention_.cached(step, a.attention)), nullptr, nullptr);
-        add(normed(ln_2_, a.fcproj, mlp_cached(step, a)), args.next, args.normed);
-    } else {
-        add(attention_.cached(step, a.attention), &ln_2_, a.ln_2.out);
-        step.in = a.ln_2.out;
-        add(mlp_cached(step, a), args.next, args.normed);
-    }
+    if (norms_after()) return cached_norms_after(args, a);
+    floatX* const residual = args.residual;
+    const Join then_ln_2{residual, &ln_2_, {a.ln_2.out}}, then_next{residual, args.next, {args.normed}};
+    const CachedStep first{a.ln_1.out, args.cache, args.position, args.rows};
+    const CachedStep second{a.ln_2.out, nullptr, args.position, args.rows};
+    add_branch(residual, attention_.cached(first, a.attention), then_ln_2, tools_, args.rows);
+    add_branch(residual, mlp_cached(second, a), then_next, tools_, args.rows);
+}
+
+void Layer::cached_norms_after(const CachedLayer& args, const LayerActivations& a) const {
+    floatX* const residual = args.residual;
+    const Join then_next{residual, args.next, {args.normed}};
+    const CachedStep step{residual, args.cache, args.position, args.rows};
+    ln_1_.forward({a.attproj}, attention_.cached(step, a.attention), args.rows);
+    add_branch(residual, a.attproj, {.residual = residual}, tools_, args.rows);
+    ln_2_.forward({a.fcproj}, mlp_cached(step, a), args.rows);
+    add_branch(residual, a.fcproj, then_next, tools_, args.rows);
 }
 
 const floatX* Layer::mlp_cached(const CachedStep& step, const LayerActivations& a) const {
-    return experts_ ? experts_->cached(step, a.experts) : mlp_->cached(step, a.mlp);
+    return with_mlp(a, [&](const auto& mlp, const auto& kept) { return mlp.cached(step, kept); });
 }
 
 void Layer::show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const ForwardPass& pass,

@@ -20,8 +20,8 @@ public:
     Layer(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`. Null `out`: the
-    // output is not needed.
+    // Runs the layer: out, in (residual rows, C). Leaves in `a` what backward needs besides `in`. Null `out`: not
+    // needed.
     void forward(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const;
     // Computes again the activations that `level` drops.
     void recompute(const floatX* in, const ForwardPass& pass, const LayerActivations& a, Recompute level) const;
@@ -62,13 +62,18 @@ private:
     bool norms_after() const { return tools_.sizes.model.norm_after(); }
     void forward_norms_after(floatX* out, const floatX* in, const ForwardPass& pass, const LayerActivations& a) const;
     void backward_norms_after(const Backward& args, const LayerActivations& a) const;
-    // Return what the sublayers' backwards are given beside the layer's: `kept` as SublayerBackward::kept_dout.
-    SublayerBackward of_attention(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const;
-    SublayerBackward of_mlp(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const;
-    ReusableMemory reusable(const Backward& args, const LayerActivations& a) const;
-    // Call the MLP or the experts.
+    void cached_norms_after(const CachedLayer& args, const LayerActivations& a) const;
+    // Returns the arguments of a sublayer's backward; `kept` as SublayerBackward::kept_dout.
+    SublayerBackward of_sublayer(const Backward& args, const floatX* dout, const floatX* in, floatX* kept) const;
+    // Returns where gradients of norms wait, of attention (0) or the MLP (1); or null.
+    std::byte* aside(const Backward& args, int sublayer) const;
+    // Calls `call` with the MLP, or the experts, and what it keeps.
+    template <class Call>
+    decltype(auto) with_mlp(const LayerActivations& a, Call&& call) const;
     void mlp_forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
                      const LayerActivations& a) const;
+    const floatX* attention_backward(const Backward& args, const SublayerBackward& attention,
+                                     const LayerActivations& a) const;
     const floatX* mlp_backward(const SublayerBackward& args, const LayerActivations& a) const;
     const floatX* mlp_cached(const CachedStep& step, const LayerActivations& a) const;
 

@@ -69,7 +69,7 @@ void Linear::backward_weight(Gradients& gradients, const floatX* dout, const flo
 // ---------------------------------------------------------------------------------------------------------------------
 // Column parallel
 
-const floatX* Linear::backward_sum(const SublayerBackward& args, const floatX* dout, floatX* kept) const {
+const floatX* Linear::end_backward(const SublayerBackward& args, const floatX* dout, floatX* kept) const {
     TpRegion& tp = tools_.tp;
     const int rows = tools_.sizes.rows();
     const floatX* const in = args.in;
@@ -94,7 +94,8 @@ void Linear::forward_join(floatX* out, const floatX* in, const Join& join) const
         if (join.norm) join.norm->forward(join.to, out);
         return;
     }
-    // a branch that is wanted itself is made in place if this rank has all its rows
+    ENSURE(join.residual || join.norm == nullptr, "a norm of an output that is not added to the residual stream");
+    // Without a residual, sums are made in place if this rank has all rows.
     floatX* const sums = join.residual ? nullptr : out;
     floatX* const parts = sums && tools_.sizes.residual_parts == 1 ? sums : tools_.workspace.branch_out;   // (R, C)
     for (int i = 0; i < tp.summed_chunks(); i++) {
@@ -106,7 +107,7 @@ void Linear::forward_join(floatX* out, const floatX* in, const Join& join) const
     if (join.residual) add_branch(out, branch, join, tools_);
 }
 
-const floatX* Linear::gather_dout(const SublayerBackward& args, const floatX* in) const {
+const floatX* Linear::begin_backward(const SublayerBackward& args, const floatX* in) const {
     TpRegion& tp = tools_.tp;
     const int rows = tools_.sizes.rows();
     const floatX* const dout = tp.gather_gradient(args.dout, args.queue);

@@ -38,17 +38,19 @@ public:
 
     // ---- column parallel: reads rows that tp ranks may share. forward() of each chunk follows TpRegion::begin_gather.
 
-    // Runs backward from `dout` (R, out); returns the gradient of args.in, (Rr, C), summed over tp ranks. Queues the
-    // weights' gradient, for which args.in is gathered again; if it is delayed it reads a copy of dout, in `kept`.
-    const floatX* backward_sum(const SublayerBackward& args, const floatX* dout, floatX* kept) const;
+    // Ends the backward of a sublayer: from `dout` (R, out) returns the gradient of args.in, (Rr, C), summed over tp
+    // ranks. Queues the weights' gradient, for which args.in is gathered again; if it is delayed it reads a copy of
+    // dout, in `kept`.
+    const floatX* end_backward(const SublayerBackward& args, const floatX* dout, floatX* kept) const;
 
-    // ---- row parallel: a branch ends in it, and joins the residual stream
+    // ---- row parallel: the last matrix of a sublayer
 
-    // Computes the sum over tp ranks of what they make of their `in` (R, in), and joins it at out (Rr, C). Where a
-    // matmul makes whole sums it adds the residual itself. Null `out`: nothing to do.
+    // Computes out (Rr, C), the sum over tp ranks of what each makes of its `in` (R, in), added to the residual stream
+    // as `join` says. Where a matmul makes whole sums it adds the residual itself. Null `out`: does nothing.
     void forward_join(floatX* out, const floatX* in, const Join& join) const;
-    // Begins backward: returns the gradient args.dout of all rows, (R, C). Queues the weights' gradient.
-    const floatX* gather_dout(const SublayerBackward& args, const floatX* in) const;
+    // Begins the backward of a sublayer: returns the gradient args.dout of all rows, (R, C). Queues the weights'
+    // gradient.
+    const floatX* begin_backward(const SublayerBackward& args, const floatX* in) const;
 
 private:
     MatmulShape shape(int rows) const { return {rows, out_, in_}; }

@@ -23,7 +23,7 @@ std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     return rows;
 }
 
-void Mlp::forward(floatX* out, const floatX* in, const Join& join, const MlpActivations& a) const {
+void Mlp::forward(floatX* out, const floatX* in, const Join& join, const ForwardPass&, const MlpActivations& a) const {
     TpRegion& tp = tools_.tp;
     const floatX* const all = tp.begin_gather(in);
     for (int i = 0; i < tp.gathered_chunks(); i++) {
@@ -46,9 +46,9 @@ void Mlp::recompute(const MlpActivations& a, Recompute level) const {
 }
 
 const floatX* Mlp::backward(const SublayerBackward& args, const MlpActivations& a) const {
-    const floatX* const dout = c_proj_.gather_dout(args, a.fch_act);
+    const floatX* const dout = c_proj_.begin_backward(args, a.fch_act);
     activate_backward(dout, a);
-    return c_fc_.backward_sum(args, scratch_.dfch, a.fch);
+    return c_fc_.end_backward(args, scratch_.dfch, a.fch);
 }
 
 const floatX* Mlp::cached(const CachedStep& step, const MlpActivations& a) const {

@@ -9,12 +9,13 @@ public:
     Mlp(const StageTools& tools, const ModelState<floatX>& parameters, int layer);
     static std::vector<ParamRow> parameters(const ModelConfig& config);
 
-    // Computes out (Rr, C) from in (Rr, C): the branch, joined as `join` says; or if `out` is null, what backward
-    // reads.
-    void forward(floatX* out, const floatX* in, const Join& join, const MlpActivations& a) const;
+    // Computes the output from in (Rr, C) and adds it to the residual stream: out (Rr, C), as `join` says. Null `out`:
+    // computes only what backward reads.
+    void forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
+                 const MlpActivations& a) const;
     // Computes again the activations that `level`, below Recompute::block, drops.
     void recompute(const MlpActivations& a, Recompute level) const;
-    // Returns the gradient of `in`, (Rr, C), valid until the next call of a sublayer.
+    // Returns the gradient of args.in, (Rr, C), valid until the next call of a sublayer.
     const floatX* backward(const SublayerBackward& args, const MlpActivations& a) const;
 
     // Generation: returns the output, (rows, C), valid until the next call of a sublayer.

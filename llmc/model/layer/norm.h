@@ -53,8 +53,8 @@ void take_place(Gradients& gradients, int index, TypedPointer from, int count, c
 
 // Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
 constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
-// Return the number of gradient vectors of a sublayer, and the elements of all of them: weight and bias of its norm,
-// then the weights of the norms of queries and keys.
+// Return the number of gradient vectors of a sublayer and its norm, and the elements of all of them: the norm's weight
+// and bias, then the weights of the norms of queries and keys.
 constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
 constexpr std::int64_t norm_elements(const ModelConfig& c) {
     const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0

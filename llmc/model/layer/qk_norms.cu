@@ -36,14 +36,13 @@ QkNorms::Kept QkNorms::kept(std::size_t i, const AttentionActivations& a, Rows r
             at_row(i == 0 ? a.q_rstd : a.k_rstd, rows, kind() == QkNorm::row ? 1 : heads)};
 }
 
-// Returns where the gradient of norm i's weight is made. If it waits, it does so behind the two vectors of the
-// sublayer's own norm.
-GradientTarget QkNorms::gradient(std::size_t i, const SublayerBackward& args) const {
+// Returns where the gradient of norm i's weight is made. If it waits, it does so behind the two vectors of the norm
+// that belongs to attention.
+GradientTarget QkNorms::gradient(std::size_t i, const SublayerBackward& args, std::byte* aside) const {
     const ModelConfig& model = tools_.sizes.model;
     const std::int64_t vector = norm_elements(model) / norm_vectors(model) * args.gradients.element_bytes();
-    auto* const vectors = static_cast<std::byte*>(args.delayed_norms);
     return vector_target(args.gradients, sides_[i].index,
-                         vectors ? vectors + vector * (2 + static_cast<std::int64_t>(i)) : nullptr);
+                         aside ? aside + vector * (2 + static_cast<std::int64_t>(i)) : nullptr);
 }
 
 static RotaryFrequencies rotary_frequencies(const ModelConfig& model) {
@@ -105,25 +104,26 @@ void QkNorms::forward(floatX* qkv, Rows rows, int T, const Positions& positions,
     rotate(qkv, rows, angles);
 }
 
-void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
+void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a,
+                       std::byte* aside) const {
     const RankSizes& sizes = tools_.sizes;
     const Rows all{0, sizes.rows()};
     const Positions positions = tools_.context.positions(args.pass.batch);
     const RotaryAngles angles{0, sizes.T, positions, rotary_frequencies(sizes.model), true};
-    if (kind() == QkNorm::head) return backward_of_heads(head_norms(dqkv, all, angles, a), args);
+    if (kind() == QkNorm::head) return backward_of_heads(head_norms(dqkv, all, angles, a), args, aside);
     rotate(dqkv, all, angles);
-    if (kind() == QkNorm::row) backward_of_rows(dqkv, args, a);
+    if (kind() == QkNorm::row) backward_of_rows(dqkv, args, a, aside);
 }
 
-void QkNorms::backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args) const {
+void QkNorms::backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args, std::byte* aside) const {
     Gradients& gradients = args.gradients;
-    const GradientTarget dqueries = gradient(0, args), dkeys = gradient(1, args);
+    const GradientTarget dqueries = gradient(0, args, aside), dkeys = gradient(1, args, aside);
     ENSURE(dqueries.accumulate == dkeys.accumulate, "gradients of two norms of different micro-batches");
     with_gradient_type<floatX>(gradients.type(), [&]<class G> {
         head_norms_backward(norms, dqueries.data.as<G>(), dkeys.data.as<G>(), tools_.workspace.norm_sums.data(),
                             dqueries.accumulate, tools_.stream);
     });
-    if (args.delayed_norms == nullptr) return;
+    if (aside == nullptr) return;
     args.queue.then([this, &gradients, HS = norms.HS, dq = dqueries.data, dk = dkeys.data] {
         take_place(gradients, sides_[0].index, dq, HS, tools_.stream);
         take_place(gradients, sides_[1].index, dk, HS, tools_.stream);
@@ -144,19 +144,20 @@ void QkNorms::forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations
     }
 }
 
-void QkNorms::backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const {
+void QkNorms::backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a,
+                               std::byte* aside) const {
     Gradients& gradients = args.gradients;
     const int R = tools_.sizes.rows();
     float* const sums[] = {row_sums_, row_sums_ + R};
     for (std::size_t i = 0; i < 2; i++) {
         const Kept of = kept(i, a, {0, R});
         const SharedRows<floatX> rows = shared_rows(i, dqkv, R);
-        const GradientTarget dweight = gradient(i, args);
+        const GradientTarget dweight = gradient(i, args, aside);
         with_gradient_type<floatX>(gradients.type(), [&]<class G> {
             shared_rms_backward_begin<floatX>(sums[i], dweight.data.as<G>(), tools_.workspace.norm_sums.data(), rows,
                                               of.raw, sides_[i].weight, of.rstd, dweight.accumulate, tools_.stream);
         });
-        if (args.delayed_norms == nullptr) continue;
+        if (aside == nullptr) continue;
         args.queue.then([this, i, &gradients, from = dweight.data, width = rows.width] {
             take_place(gradients, sides_[i].index, from, width, tools_.stream);
         });

@@ -25,8 +25,9 @@ public:
 
     // Norms and rotates rows of qkv, (rows, qkv_width()), in place. Keeps the norms' inputs. Positions are of T tokens.
     void forward(floatX* qkv, Rows rows, int T, const Positions& positions, const AttentionActivations& a) const;
-    // Turns dqkv (R, qkv_width()) into the gradient of the norms' inputs.
-    void backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
+    // Turns dqkv (R, qkv_width()) into the gradient of the norms' inputs. `aside`: as Norm::Backward's, of
+    // norm_vectors() vectors, or null.
+    void backward(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a, std::byte* aside) const;
 
 private:
     // Queries, or keys: these heads of a row of qkv, and their norm's weight.
@@ -42,13 +43,14 @@ private:
     };
     QkNorm kind() const { return tools_.sizes.model.qk_norm; }
     Kept kept(std::size_t i, const AttentionActivations& a, Rows rows) const;
-    GradientTarget gradient(std::size_t i, const SublayerBackward& args) const;
+    GradientTarget gradient(std::size_t i, const SublayerBackward& args, std::byte* aside) const;
     HeadNorms<floatX> head_norms(floatX* qkv, Rows rows, const RotaryAngles& angles,
                                  const AttentionActivations& a) const;
     SharedRows<floatX> shared_rows(std::size_t i, floatX* qkv, int rows) const;
-    void backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args) const;
+    void backward_of_heads(const HeadNorms<floatX>& norms, const SublayerBackward& args, std::byte* aside) const;
     void forward_of_rows(floatX* qkv, Rows rows, const AttentionActivations& a) const;
-    void backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a) const;
+    void backward_of_rows(floatX* dqkv, const SublayerBackward& args, const AttentionActivations& a,
+                          std::byte* aside) const;
     void rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const;
 
     const StageTools& tools_;

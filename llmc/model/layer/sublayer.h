@@ -16,23 +16,22 @@ struct ForwardPass {
     bool again = false;          // recompute: choices are not made again
 };
 
-// The sum that a branch joins, out = residual + branch, and the norm of `out` that is made with it, where the two can
-// be one kernel. Without `residual` the branch itself is wanted.
+// Says what a sublayer's output is added to, out = residual + output, and which norm of `out` is made with the sum, in
+// one kernel where that is possible. Without `residual` the output alone is wanted.
 struct Join {
     const floatX* residual = nullptr;   // (Rr, C)
     const Norm* norm = nullptr;
     NormOutput to = {};
 };
-// Computes out = join.residual + `branch` and join.norm, of `rows` rows of C, by default this rank's residual rows.
+// Computes out = join.residual + `branch` and its norm, of `rows` rows of C, by default this rank's residual rows.
 void add_branch(floatX* out, const floatX* branch, const Join& join, const StageTools& tools, int rows = -1);
 
 struct SublayerBackward {
     const floatX* dout;   // (Rr, C): gradient of the output
     const floatX* in;     // (Rr, C), as given to forward
-    // Memory for a copy of dout, which delayed gradients of weights read; dout itself if nobody changes that. Null: not
-    // delayed. (Other copies take the place of activations that nobody reads again.)
+    // Memory for a copy of dout, which delayed gradients of weights read; dout itself if nothing overwrites it. Null:
+    // not delayed. (Other copies take the place of activations that nobody reads again.)
     floatX* kept_dout;
-    void* delayed_norms;   // norm_elements(), or null (Norm::Backward)
     const ForwardPass& pass;
     Gradients& gradients;
     WeightGradientQueue& queue;
