@@ -110,7 +110,9 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     signals.leave_if_received();
     Step& step = parts.make_step(options, arena);
     const auto sampler = make_sampler(options, step, arena, inputs.tokenizer);
-    const auto evaluations = make_evaluations(options, step, arena, inputs.tokenizer_folder(), log);
+    const auto evaluations =
+        make_evaluations(read_asked_questions(options, stage.config().vocab_size, inputs.tokenizer_folder(), log),
+                         options, step, arena, log);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
     std::string about_compression;   // timed before there is anything that compression keeps

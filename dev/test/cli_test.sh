@@ -101,7 +101,23 @@ expect 74 "--evaluate hellaswag none.bin: open failed" "${data[@]}" "${tiny[@]}"
 expect 64 "'winogrande' is no evaluation" "${data[@]}" "${tiny[@]}" --evaluate hellaswag,winogrande
 expect 64 "hellaswag is asked for twice" "${data[@]}" "${tiny[@]}" --hellaswag 1 --evaluate hellaswag
 expect 64 "Leave -lg out, and run" -lg 10
-expect 64 "question 0 has 4 tokens, --seq-len is 3" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3
+# ---- questions longer than the sequences: their contexts lose the left part, unless that is refused
+lost="questions.bin: 2 of 2 questions are longer than --seq-len 2 and lose the left part of their contexts, 2 tokens in all, at most 1 of one"
+expect 0 "warning: $work/$lost" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 2
+expect 64 "--strict 1: $work/$lost; question 0 is the first" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 2 --strict 1
+expect 0 "HellaSwag: 1/2" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/questions.bin" -t 3 --strict 1
+expect 0 "warning: $work/$lost" evaluate --model "$work/words" --seq-len 2 --eval "hellaswag=$work/questions.bin"
+expect 64 "--strict 1: $work/$lost" evaluate --model "$work/words" --seq-len 2 --eval "hellaswag=$work/questions.bin" --strict 1
+expect 64 "LAMBADA: question 1 has a completion of 2 tokens, --seq-len is 1" evaluate --model "$work/words" --seq-len 1 --eval "lambada=$work/lambada.bin"
+expect 64 "sequences of 64 tokens do not fit a model of 32 positions" evaluate --model "$work/words" --seq-len 64 --eval "hellaswag=$work/questions.bin"
+# ---- questions cost what they need, however many positions the model has
+expect 0 "step    1/1" "${data[@]}" "${tiny[@]}" --positions rotary --seq-len 1024 --micro-batch 1 --max-steps 1 --val-every 0 -o "$work/many"
+taken() { sed -nE 's/.*device memory: ([0-9.]+) MiB.*/\1/p' "$work/out"; }
+expect 0 "HellaSwag: " evaluate --model "$work/many" --seq-len 64 --eval "hellaswag=$work/questions.bin"
+needed=$(taken)
+expect 0 "HellaSwag: " evaluate --model "$work/many" --eval "hellaswag=$work/questions.bin"
+[ -n "$needed" ] && [ "$(taken)" = "$needed" ]
+verdict $? "memory of short questions with 1,024 positions: $(taken) MiB, with 64: $needed"
 expect 65 "magic number" "${data[@]}" "${tiny[@]}" -h 1 --hellaswag-data "$work/nan.bin"
 
 # ---- outliers: from step 129 on, updates above a z-score are skipped

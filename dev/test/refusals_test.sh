@@ -176,7 +176,7 @@ expect 65 "same-size.bin: byte 16: made with a tokenizer of hash" "${run[@]}"
 expect 65 "same-size.bin: byte 16: made with a tokenizer of hash" "$train_gpt" evaluate --model begun --hellaswag 1 --hellaswag-data same-size.bin
 of data && ask knowledge.bin
 expect 0 "MMLU: " "${run[@]}"
-expect 64 "has 22 tokens, --seq-len is 4" "$train_gpt" evaluate --model begun --seq-len 4 --val-data 'data/val*' --hellaswag 1 --hellaswag-data knowledge.bin
+expect 64 "1 of 1 questions are longer than --seq-len 4" "$train_gpt" evaluate --strict 1 --model begun --seq-len 4 --val-data 'data/val*' --hellaswag 1 --hellaswag-data knowledge.bin
 check "before anything is measured" [ "$(grep -c 'val loss' out)" -eq 0 ]
 of data
 

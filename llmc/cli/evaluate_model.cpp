@@ -1,6 +1,8 @@
 #include "llmc/cli/evaluate_model.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
@@ -9,6 +11,7 @@
 #include "llmc/kernels/self_check.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/evaluation/validation.h"
+#include "llmc/run/evaluation/windows.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 #include "llmc/run/run_inputs.h"
@@ -28,10 +31,20 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
     return tokens;
 }
 
-bool measure(const Options& options, Step& step, Arena& arena, const TokenSet* tokens, Agreement& agreement,
-             const Log& log) {
-    const std::string tokenizer = tokenizer_of_model(real_files(), options.model, "");
-    const auto evaluations = make_evaluations(options, step, arena, tokenizer, log);   // so that wrong files show early
+// Returns how long the sequences must be: as --seq-len says for --val-data, else no longer than the questions need.
+int needed_seq_len(const Options& options, const std::vector<AskedQuestions>& asked) {
+    if (!options.val_data.empty()) return options.seq_len;
+    std::size_t longest = 1;
+    for (const AskedQuestions& of_one : asked) {
+        for (const Question& question : of_one.questions) longest = std::max(longest, question.longest() - 1);
+    }
+    const int unit = sequence_unit(options.cp, options.sequence_parallel ? options.tp : 1);
+    return std::cmp_less(longest, options.seq_len) ? window_size_for(options.seq_len, static_cast<int>(longest), unit)
+                                                   : options.seq_len;
+}
+
+bool measure(const Options& options, Step& step, const std::vector<std::unique_ptr<Evaluation>>& evaluations,
+             const TokenSet* tokens, Agreement& agreement, const Log& log) {
     if (tokens != nullptr) {
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();
@@ -66,6 +79,9 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     check_model_fits(options, config);
     fit_to_ranks(options, world.mesh().dp);
     const std::optional<TokenSet> tokens = find_tokens(options, config);
+    std::vector<AskedQuestions> asked =
+        read_asked_questions(options, config.vocab_size, tokenizer_of_model(real_files(), options.model, ""), log);
+    if (options.seq_len <= config.max_seq_len) options.seq_len = needed_seq_len(options, asked);   // else refused
     signals.leave_if_received();
 
     OwnedStream stream;
@@ -75,12 +91,13 @@ int evaluate_model(Options options, World& world, const StopSignals& signals) {
     Stage& stage = parts.stage;
     start_weights(stage.parameters(), stage.router_bias(), weights.get(), options.seed, stream.get());
     Step& step = parts.make_step(options, arena);
+    const auto evaluations = make_evaluations(std::move(asked), options, step, arena, log);   // before any is measured
     const std::string about_attention = settle_attention(stage, options.attention, AttentionKind::auto_, world);
     if (!about_attention.empty()) log.warning("%s", about_attention.c_str());
     Agreement agreement(arena, parts.groups.all, &world, signals, stream.get());
     log.line("device memory: %.2f MiB, of which parameters %.2f", static_cast<double>(arena.bytes()) / (1 << 20),
              static_cast<double>(stage.parameters().bytes()) / (1 << 20));
-    if (measure(options, step, arena, tokens ? &*tokens : nullptr, agreement, log)) return 0;
+    if (measure(options, step, evaluations, tokens ? &*tokens : nullptr, agreement, log)) return 0;
     log.line("%s: stopped before the end", agreement.stop().words().c_str());
     return static_cast<int>(ErrorKind::resumable);
 }

@@ -219,8 +219,8 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     string("--hellaswag-data", o.hellaswag_data, "the questions, in llm.c's format");
     string("--evaluate,--eval", o.evaluations,
            text("evaluations beside --hellaswag, when it is made: ", names_of_sources(),
-                ", or several of them with commas between, each as NAME or NAME=FILE; docs/data.md says how to "
-                "prepare the files"));
+                ", or several with commas between, as NAME or NAME=FILE; docs/data.md says how to prepare files"));
+    choice("--strict", o.strict, "refuse questions longer than --seq-len, which else lose the left of their context");
 
     group_ = "Output";
     taken_by(train, check);

@@ -121,6 +121,25 @@ std::size_t Question::longest() const {
     return context.size() + most;
 }
 
+LeftOut left_out_of(const std::vector<Question>& questions, std::size_t T, const std::string& title) {
+    LeftOut result;
+    for (std::size_t i = 0; i < questions.size(); i++) {
+        const Question& question = questions[i];
+        const std::size_t row = question.longest() - 1, completion = question.longest() - question.context.size();
+        if (completion > T) {
+            throw Error(ErrorKind::usage,
+                        text(title, ": question ", i, " has a completion of ", completion, " tokens, --seq-len is ", T),
+                        "Raise --seq-len, or turn the evaluation off.");
+        }
+        if (row <= T) continue;
+        if (result.questions == 0) result.first = i;
+        result.questions++;
+        result.tokens += row - T;
+        result.most = std::max(result.most, row - T);
+    }
+    return result;
+}
+
 double Question::length_of(std::size_t completion) const {
     return static_cast<double>(characters.empty() ? completions[completion].size()
                                                   : static_cast<std::size_t>(characters[completion]));
@@ -203,12 +222,14 @@ std::vector<Question> parse_question_file(std::string_view content, const std::s
 void completion_row(const Question& question, std::size_t completion, std::span<std::int32_t> tokens,
                     std::span<std::int32_t> targets) {
     const std::vector<std::int32_t>& answer = question.completions[completion];
-    const std::size_t before = question.context.size();
-    ENSURE(before + answer.size() <= tokens.size() && targets.size() == tokens.size(), before, " + ", answer.size(),
-           " tokens into a row of ", tokens.size());
+    ENSURE(answer.size() <= tokens.size() && targets.size() == tokens.size(), answer.size(),
+           " tokens of a completion into a row of ", tokens.size());
     std::fill(tokens.begin(), tokens.end(), 0);
     std::fill(targets.begin(), targets.end(), -1);
-    std::copy(question.context.begin(), question.context.end(), tokens.begin());
-    std::copy(answer.begin(), answer.end(), tokens.begin() + static_cast<std::ptrdiff_t>(before));
-    std::copy(answer.begin(), answer.end(), targets.begin() + static_cast<std::ptrdiff_t>(before) - 1);
+    const std::size_t read = std::min(question.row_length(completion), tokens.size());
+    const std::size_t of_context = read - (answer.size() - 1);   // at least 1
+    const auto answer_begin = std::copy(question.context.end() - static_cast<std::ptrdiff_t>(of_context),
+                                        question.context.end(), tokens.begin());
+    std::copy(answer.begin(), answer.end() - 1, answer_begin);
+    std::copy(answer.begin(), answer.end(), targets.begin() + static_cast<std::ptrdiff_t>(of_context) - 1);
 }

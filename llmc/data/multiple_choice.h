@@ -67,7 +67,9 @@ struct Question {
     std::vector<std::vector<std::int32_t>> completions;
     std::vector<std::int32_t> characters = {};   // per completion, of its text; empty: the file does not say
 
-    std::size_t longest() const;                      // tokens of context and longest completion
+    std::size_t longest() const;   // tokens of context and longest completion
+    // Tokens that a model reads to score a completion: context and completion but for the last one.
+    std::size_t row_length(std::size_t completion) const { return context.size() + completions[completion].size() - 1; }
     double length_of(std::size_t completion) const;   // characters; tokens where the file does not say them
 };
 
@@ -90,8 +92,17 @@ std::vector<Question> read_questions(const FileSystem& files, const std::string&
 // Returns whose questions these are: as the file says, else by its name MMLU's or HellaSwag's.
 const NamedSource& source_of_questions(std::string_view content, const std::string& name);
 
+// Counts what rows of T tokens leave out of questions.
+struct LeftOut {
+    std::size_t questions = 0;          // that lose a part of their context
+    std::size_t tokens = 0, most = 0;   // which they lose for their longest completion: of all, and of one question
+    std::size_t first = 0;              // index of the first such question
+};
+// Throws Error(usage) for a completion of more than T tokens, which no row holds; `title` names the questions.
+LeftOut left_out_of(const std::vector<Question>& questions, std::size_t T, const std::string& title);
+
 // Writes one completion as a row for the model: tokens and targets of length T, targets -1 (no loss) except where a
 // token of the completion is predicted, from the context's last position on. What is to the right is padding: causal
-// attention does not see it.
+// attention does not see it. A row that is too short holds the last T tokens, as in lm-evaluation-harness.
 void completion_row(const Question& question, std::size_t completion, std::span<std::int32_t> tokens,
                     std::span<std::int32_t> targets);

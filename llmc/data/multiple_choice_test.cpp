@@ -58,10 +58,37 @@ TEST_CASE("multiple_choice: questions are read, and a completion becomes a row")
 
     std::vector<std::int32_t> tokens(6), targets(6);
     completion_row(questions[1], 2, tokens, targets);
-    CHECK(tokens == std::vector<std::int32_t>{13, 33, 34, 35, 0, 0});
+    CHECK(tokens == std::vector<std::int32_t>{13, 33, 34, 0, 0, 0});   // nothing is predicted after the last token
     CHECK(targets == std::vector<std::int32_t>{33, 34, 35, -1, -1, -1});
     completion_row(questions[0], 0, tokens, targets);
     CHECK(targets == std::vector<std::int32_t>{-1, -1, 20, -1, -1, -1});
+}
+
+TEST_CASE("multiple_choice: a row that is too short holds the last tokens, whose number is counted") {
+    const Question question{0, {10, 11, 12, 13}, {{20}, {30, 31, 32}}};
+    CHECK(question.row_length(0) == 4);
+    CHECK(question.row_length(1) == 6);
+    std::vector<std::int32_t> tokens(6), targets(6);
+    completion_row(question, 1, tokens, targets);
+    CHECK(tokens == std::vector<std::int32_t>{10, 11, 12, 13, 30, 31});
+    CHECK(targets == std::vector<std::int32_t>{-1, -1, -1, 30, 31, 32});
+    tokens.resize(3), targets.resize(3);
+    completion_row(question, 1, tokens, targets);
+    CHECK(tokens == std::vector<std::int32_t>{13, 30, 31});
+    CHECK(targets == std::vector<std::int32_t>{30, 31, 32});
+    completion_row(question, 0, tokens, targets);
+    CHECK(tokens == std::vector<std::int32_t>{11, 12, 13});
+    CHECK(targets == std::vector<std::int32_t>{-1, -1, 20});
+
+    const std::vector<Question> questions{{0, {1}, {{2}, {3}}}, question, {0, {1, 2, 3, 4, 5}, {{2}, {3}}}};
+    const LeftOut left_out = left_out_of(questions, 3, "MMLU");
+    CHECK(left_out.questions == 2);
+    CHECK(left_out.first == 1);
+    CHECK(left_out.tokens == 5);
+    CHECK(left_out.most == 3);
+    CHECK(left_out_of(questions, 6, "MMLU").questions == 0);
+    CHECK_THROWS_WITH_AS(left_out_of(questions, 2, "MMLU"),
+                         doctest::Contains("MMLU: question 1 has a completion of 3 tokens, --seq-len is 2"), Error);
 }
 
 TEST_CASE("multiple_choice: every defect is named with its place") {

@@ -108,6 +108,7 @@ struct Options : OptimizerOptions {
     float temperature = 1.0f;    // 0: always the likeliest token
     bool hellaswag = false;      // evaluates it with every validation but the first
     std::string hellaswag_data = "data/hellaswag/hellaswag_val.bin";
+    bool strict = false;       // questions longer than seq_len are refused
     std::string evaluations;   // more of question_sources: NAME or NAME=FILE
 
     // output

@@ -182,9 +182,9 @@ static std::optional<Tokenizer> tokenizer_in(const std::string& folder) {
     }
 }
 
-std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
-                                                          const std::string& tokenizer, const Log& log) {
-    std::vector<std::unique_ptr<Evaluation>> evaluations;
+std::vector<AskedQuestions> read_asked_questions(const Options& options, std::int64_t vocab_size,
+                                                 const std::string& tokenizer, const Log& log) {
+    std::vector<AskedQuestions> read;
     const auto hash = tokenizer.empty() ? std::nullopt : tokenizer_hash(real_files(), tokenizer);
     const std::vector<AskedEvaluation> all_asked = asked_evaluations(options);
     const auto reads = all_asked.empty() ? std::nullopt : tokenizer_in(tokenizer);
@@ -192,7 +192,7 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
         // llm.c's option takes any multiple-choice file
         const bool any = options.hellaswag && asked == &hellaswag_source;
         const std::string content = read_questions(any ? "--hellaswag-data" : text("--evaluate ", asked->name), path);
-        std::vector<Question> questions = parse_question_file(content, path, step.stage().config().vocab_size, hash);
+        std::vector<Question> questions = parse_question_file(content, path, vocab_size, hash);
         if (const std::string warning = warning_of_questions(content, path); !warning.empty()) {
             log.warning("%s", warning.c_str());
         }
@@ -204,7 +204,30 @@ std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options
             throw Error(ErrorKind::bad_data, text(path, ": questions of ", found.title, ", expected ", asked->title),
                         text("Prepare them as docs/data.md says, or with `tokenize --questions ", asked->name, "`."));
         }
-        evaluations.push_back(std::make_unique<Evaluation>(step, std::move(questions), found, &arena));
+        read.push_back({&found, path, std::move(questions)});
+    }
+    return read;
+}
+
+static void tell_left_out(const Evaluation& evaluation, const std::string& file, const Options& options, int T,
+                          const Log& log) {
+    const LeftOut& left_out = evaluation.left_out();
+    if (left_out.questions == 0) return;
+    const std::string longer =
+        text(file, ": ", left_out.questions, " of ", evaluation.size(), " questions are longer than --seq-len ", T,
+             " and lose the left part of ", "their contexts, ", left_out.tokens, " tokens in all, at most ",
+             left_out.most, " of one");
+    refuse_if(options.strict, text("--strict 1: ", longer, "; question ", left_out.first, " is the first"),
+              "Raise --seq-len, at most to the model's positions, or give --strict 0.");
+    log.warning("%s", longer.c_str());
+}
+
+std::vector<std::unique_ptr<Evaluation>> make_evaluations(std::vector<AskedQuestions> asked, const Options& options,
+                                                          Step& step, Arena& arena, const Log& log) {
+    std::vector<std::unique_ptr<Evaluation>> evaluations;
+    for (auto& [source, file, questions] : asked) {
+        evaluations.push_back(std::make_unique<Evaluation>(step, std::move(questions), *source, &arena));
+        tell_left_out(*evaluations.back(), file, options, step.stage().options().T, log);
     }
     return evaluations;
 }

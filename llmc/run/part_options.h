@@ -30,8 +30,16 @@ struct AskedEvaluation {
     std::string file;
 };
 std::vector<AskedEvaluation> asked_evaluations(const Options& options);
+struct AskedQuestions {
+    const NamedSource* source;   // as the file says
+    std::string file;
+    std::vector<Question> questions;
+};
 // Reads the questions of all asked evaluations. `tokenizer`: folder of the model's tokenizer; empty: unknown. Throws
 // Error(bad_data) for questions of another tokenizer, or other questions than asked for; warns of files without a hash,
 // and of contexts without the tokens that the model's tokenizer puts in front of a text.
-std::vector<std::unique_ptr<Evaluation>> make_evaluations(const Options& options, Step& step, Arena& arena,
-                                                          const std::string& tokenizer, const Log& log);
+std::vector<AskedQuestions> read_asked_questions(const Options& options, std::int64_t vocab_size,
+                                                 const std::string& tokenizer, const Log& log);
+// Warns of questions that lose a part of their context; with --strict throws Error(usage) for them.
+std::vector<std::unique_ptr<Evaluation>> make_evaluations(std::vector<AskedQuestions> asked, const Options& options,
+                                                          Step& step, Arena& arena, const Log& log);

@@ -6,8 +6,10 @@
 // LAMBADA's last word is right if no other token is likelier than any of its tokens, given those before; its perplexity
 // is exp of the mean, over texts, of the word's negative log likelihood.
 //
-// Data-parallel ranks share the questions: question q is answered by rank q mod N. Context-parallel ranks share a row;
-// their losses are summed.
+// Rows, one for each completion, are computed longest first, as many at once as the stage has room for, each as long as
+// the longest of them (windows.h); what follows a row's tokens does not reach its losses. A question longer than the
+// stage's sequences loses the left part of its context. Data-parallel ranks share the rows of a pass, context-parallel
+// ranks each row; in the end all ranks know the scores of all.
 #pragma once
 
 #include <optional>
@@ -30,17 +32,18 @@ struct EvaluationResult {
 
 class Evaluation {
 public:
-    // Throws Error(usage) if a question is longer than the model's sequences. `arena`: allocates LAMBADA's margins;
+    // Throws Error(usage) if a completion is longer than the stage's sequences. `arena`: allocates LAMBADA's margins;
     // required for LAMBADA only.
     Evaluation(Step& step, std::vector<Question> questions, const NamedSource& source = hellaswag_source,
                Arena* arena = nullptr);
     Evaluation(const Evaluation&) = delete;
 
-    // Scores the completions of all questions, in rows of the model's micro-batches. Collective. Returns nothing if a
-    // request to stop came before the end; that is at the same micro-batch on all ranks.
+    // Scores the completions of all questions. Collective. Returns nothing if a request to stop came before the end;
+    // that is after the same pass on all ranks. The stage has its own shape again afterwards.
     std::optional<EvaluationResult> run(Agreement& agreement);
 
     std::size_t size() const { return questions_.size(); }
+    const LeftOut& left_out() const { return left_out_; }
     const char* title() const { return source_.title; }   // name for people
     std::string in_words(const EvaluationResult& result) const;
     const char* name() const { return source_.name; }   // key in metrics.jsonl
@@ -49,21 +52,24 @@ public:
 private:
     struct Row {
         std::size_t question, completion;
+        std::size_t number;   // among all completions, question by question
+        int length;           // tokens that the stage reads
     };
-    std::vector<Row> rows_of_replica(int replica, int replicas) const;
-    // Score of one completion.
-    struct Score {
-        double loss = 0;       // sum over its tokens
-        double unlikely = 0;   // tokens that are not the likeliest; counted for LAMBADA only
+    std::vector<Row> rows_longest_first(int T) const;
+    // Scores of all completions, question by question.
+    struct Scores {
+        std::vector<double> losses;     // sum over a completion's tokens
+        std::vector<double> unlikely;   // tokens that are not the likeliest; counted for LAMBADA only
     };
-    std::vector<Score> scores_of(std::span<const Row> rows, Agreement& agreement);
-    std::vector<Score> sums_of_rows() const;
-    void add_over_sequence(std::vector<Score>& sums, Agreement& agreement) const;
-    void count_right(const std::vector<Row>& rows, const std::vector<Score>& scores, EvaluationResult& result) const;
+    bool score(const std::vector<Row>& rows, Scores& scores, Agreement& agreement);
+    void forward(std::span<const Row> rows);
+    void add_sums_of_rows(std::span<const Row> rows, Scores& scores) const;
+    EvaluationResult result_of(const Scores& scores) const;
     bool asks_last_words() const { return source_.source == QuestionSource::lambada; }
 
     Step& step_;
     std::vector<Question> questions_;
+    LeftOut left_out_;
     const NamedSource& source_;
     DeviceBuffer<float> margins_;   // per position, for LAMBADA
 };

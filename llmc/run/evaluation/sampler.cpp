@@ -1,23 +1,14 @@
 #include <algorithm>
-#include <numeric>
 #include <span>
 
 #include "llmc/base/refuse.h"
 #include "llmc/base/rng.h"
 #include "llmc/run/evaluation/choose_token.h"
 #include "llmc/run/evaluation/sampler.h"
+#include "llmc/run/evaluation/windows.h"
 #include "llmc/tokenizer/text_ids.h"
 
 namespace {
-
-// Short windows come in multiples of this, so that there are few matmul shapes, and cp ranks can share a window.
-constexpr int kWindowMultiple = 64;
-
-// Returns a multiple of `unit` tokens, at most T.
-int window_size(int T, int tokens, int unit) {
-    const int multiple = std::lcm(kWindowMultiple, unit);
-    return std::min(T / unit * unit, (tokens + multiple - 1) / multiple * multiple);
-}
 
 // Finds the cp rank that holds `position` of a sequence of T tokens, and its row there.
 struct RowLocation {
@@ -61,7 +52,7 @@ Sampler::Sampler(Step& step, Arena& arena, const std::optional<Tokenizer>& token
       options_(options),
       prompt_(start_of(tokenizer, options.prompt, static_cast<int>(step.stage().config().vocab_size))),
       window_(window_size(step.stage().options().T, options.tokens + static_cast<int>(prompt_.size()),
-                          sequence_unit(step.stage().context().cp, step.stage().sizes().residual_parts))),
+                          window_unit(step.stage()))),
       logits_(arena.allocate<floatX>("sampling/logits", static_cast<std::size_t>(step.stage().logits_columns()))) {}
 
 std::vector<float> Sampler::next_logits(const std::vector<std::int32_t>& ids) {
