@@ -6,10 +6,10 @@
 // LAMBADA's last word is right if no other token is likelier than any of its tokens, given those before; its perplexity
 // is exp of the mean, over texts, of the word's negative log likelihood.
 //
-// Rows, one for each completion, are computed longest first, as many at once as the stage has room for, each as long as
-// the longest of them (windows.h); what follows a row's tokens does not reach its losses. A question longer than the
-// stage's sequences loses the left part of its context. Data-parallel ranks share the rows of a pass, context-parallel
-// ranks each row; in the end all ranks know the scores of all.
+// Rows, one for each completion, are computed longest first, those of about one length together, as many as the stage
+// has room for (windows.h); what follows a row's tokens does not reach its losses. A question longer than the stage's
+// sequences loses the left part of its context. Data-parallel ranks share the rows of a pass, context-parallel ranks
+// each row; in the end all ranks know the scores of all.
 #pragma once
 
 #include <optional>

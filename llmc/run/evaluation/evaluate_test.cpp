@@ -81,7 +81,7 @@ TEST_CASE("evaluation: rows are as long as their questions need, and score as wh
     CHECK(evaluation.left_out().questions == 0);
     const EvaluationResult result = evaluation.run(model.agreement).value();
     CHECK(*result.perplexity == doctest::Approx(std::exp(loss / 6)).epsilon(sizeof(floatX) == 4 ? 1e-6 : 1e-2));
-    CHECK(model.encoded == std::vector<std::int64_t>{2 * 192, 4 * 64});
+    CHECK(model.encoded == std::vector<std::int64_t>{192, 5 * 64});
     CHECK(model.stage.options().B == 2);
     CHECK(model.stage.options().T == 192);
 }

@@ -30,5 +30,6 @@ struct Pass {
     friend bool operator==(const Pass&, const Pass&) = default;
 };
 
-// Cuts a list of rows, whose lengths do not increase, into passes. Every rank finds the same ones.
+// Cuts a list of rows, whose lengths do not increase, into passes of the length that each of their rows needs. Every
+// rank finds the same ones.
 std::vector<Pass> passes_of(std::span<const int> lengths, const PassRoom& room);

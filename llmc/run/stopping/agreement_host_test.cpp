@@ -178,6 +178,35 @@ TEST_CASE("evaluation: ranks that share a question's tokens answer as many right
     CHECK((expected > 0 && expected < count));
 }
 
+TEST_CASE("evaluation: ranks share rows of several lengths, and each question keeps its score") {
+    std::vector<Question> words;
+    for (int q = 0; q < 11; q++) {
+        words.push_back({0, {}, {{q, q + 1, 3}}});
+        for (int t = 0; t < 1 + q * 70 % 230; t++) words.back().context.push_back((7 * q + t * t) % vocab);
+    }
+    double expected = 0;
+    for (const MeshShape& mesh : {MeshShape{}, MeshShape{1, 3, 1, 1}, MeshShape{1, 1, 2, 1}, MeshShape{1, 2, 2, 1}}) {
+        double perplexity = 0;
+        on_ranks(mesh, [&](TestRank& me) {
+            StageOptions options = shape(me, 0);
+            options.B = 1, options.T = 192;
+            options.groups = stage_groups(me.world, 1);
+            Stage model(custom_model_config(1, 2, 32, 192, vocab), options, me.arena, me.stream);
+            initialize_parameters(model.parameters(), 9, model.stream());
+            Step step(model, {}, me.arena, groups_of(me));
+            Evaluation evaluation(step, words, question_sources[5], &me.arena);
+            const StopSignals signals;
+            Agreement agreement(me.arena, groups_of(me).all, nullptr, signals, me.stream);
+            const double found = evaluation.run(agreement)->perplexity.value();
+            if (me.rank() == 0) perplexity = found;
+            me.require(evaluation.left_out().questions == 2, evaluation.left_out().questions, " lose tokens");
+        });
+        if (expected == 0) expected = perplexity;
+        INFO("dp ", mesh.dp, ", cp ", mesh.cp);
+        CHECK(perplexity == doctest::Approx(expected).epsilon(sizeof(floatX) == 4 ? 1e-6 : 1e-2));
+    }
+}
+
 TEST_CASE("agreement: many values are summed, each with its own") {
     on_ranks(3, [&](TestRank& me) {
         const StopSignals signals;
