@@ -30,6 +30,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/plan.h"
 #include "llmc/process/sockets.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/report/report_writer.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/choices/matmul_choices.h"
@@ -101,6 +102,10 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     check_hardware(stream.get());
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
     options.left_sms = multiprocessors_left(options, inputs.config, world);
+    const MemoryNeed need = memory_need(options, inputs.config, world);
+    log.line("memory: %s",
+             memory_that_suffices(need, world.gather_text(need.device), world.gather_text(to_bytes(need.bytes)), log)
+                 .c_str());
     const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks, options.local.every > 0);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
@@ -152,6 +157,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     log.block(
         settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
                                  inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
+    if (const std::string threads = threads_in_words(); !threads.empty()) log.line("threads: %s", threads.c_str());
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());

@@ -16,12 +16,12 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <thread>
 
 #include "dev/tools/encoding_speed.h"
 #include "dev/tools/progress_line.h"
 #include "llmc/base/error.h"
 #include "llmc/base/exit_code.h"
+#include "llmc/base/limits/usable_cores.h"
 #include "llmc/base/printable.h"
 #include "llmc/data/inspect.h"
 #include "llmc/data/multiple_choice.h"
@@ -215,7 +215,7 @@ void add_other_tasks(CLI::App& app, Options& options) {
 }
 
 void add_options(CLI::App& app, Options& options) {
-    options.corpus.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    options.corpus.threads = usable_cores().count();
     add_input_options(app, options);
     add_tokenizer_options(app, options);
     add_output_options(app, options);

@@ -1,13 +1,19 @@
 #include "llmc/base/check.h"
 
-#include <sys/resource.h>
+// Defined by the stand-in; null on a GPU.
+extern "C" __attribute__((weak)) const MemoryLimits* stand_in_memory_limits();
+
+const MemoryLimits* limits_of_device_memory() { return stand_in_memory_limits ? stand_in_memory_limits() : nullptr; }
 
 std::string how_to_save_memory() {
     std::string how =
         "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
-    rlimit limit{};
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        how += text(" This process is limited to ", limit.rlim_cur >> 20, " MiB of address space (ulimit -v).");
+    const std::uint64_t addresses = own_memory_limits().addresses;
+    if (const MemoryLimits* const limits = limits_of_device_memory()) {
+        how += text(" The limit that counts is ", limits->tightest().words(), ", of which ",
+                    limits->tightest().free >> 20, " MiB were free at the start.");
+    } else if (addresses != UINT64_MAX) {
+        how += text(" This process is limited to ", addresses >> 20, " MiB of address space (ulimit -v).");
     }
     return how;
 }

@@ -7,10 +7,15 @@
 
 #include "llmc/base/ensure.h"
 #include "llmc/base/error.h"
+#include "llmc/base/limits/memory_limits.h"
 
 // Advice for a device with too little memory. (--recompute auto goes by the device's whole memory, not by what others
-// have left of it.) Names a limit of the process, too (ulimit -v), which is that of the memory where there is no GPU.
+// have left of it.) Names the limit that counts where there is no GPU, and on a GPU a limit of addresses (ulimit -v).
 std::string how_to_save_memory();
+
+// Returns the limits of device memory where that is this machine's, without a GPU, as they were before any of it was
+// allocated. Null on a GPU.
+const MemoryLimits* limits_of_device_memory();
 
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 

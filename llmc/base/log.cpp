@@ -115,6 +115,10 @@ std::string formatted(const char* format, ...) {
     return result;
 }
 
+std::string size_text(double bytes) {
+    return bytes < (1 << 30) ? formatted("%.1f MiB", bytes / (1 << 20)) : formatted("%.1f GiB", bytes / (1 << 30));
+}
+
 std::string duration_text(double seconds) {
     const long long s = std::llround(seconds);
     if (s < 60) return formatted("%llds", s);

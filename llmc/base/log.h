@@ -45,6 +45,9 @@ inline std::atomic<bool> drop_what_waits{false};
 // Formats seconds as "45s", "12m05s" or "3h20m".
 std::string duration_text(double seconds);
 
+// Formats bytes as "812.5 MiB" or "1.4 GiB".
+std::string size_text(double bytes);
+
 // Prints into a string, like printf.
 std::string formatted(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -33,10 +33,6 @@ namespace {
 
 constexpr double kSecondsOfSteps = 5;   // length of the steps to time
 
-std::string gibibytes(double bytes) {
-    return bytes < (1 << 30) ? formatted("%.1f MiB", bytes / (1 << 20)) : formatted("%.1f GiB", bytes / (1 << 30));
-}
-
 // Prints one line per check and keeps the exit code that follows from them, which is the same on all ranks.
 class Report {
 public:
@@ -114,6 +110,7 @@ public:
         for (const std::string& warning : layout_warnings(options_, agreement_.gather(own_host_identity()))) {
             log_.warning("%s", warning.c_str());
         }
+        if (const std::string threads = threads_in_words(); !threads.empty()) report_.say("threads", "OK", threads);
         check_kernels();
         if (ready) {
             report_.together("steps", [&] { return time_steps(); });
@@ -234,10 +231,10 @@ std::string RunCheck::check_disk() const {
                                                                     optimizer_states(options_, world_.mesh()), replicas,
                                                                     compressed_sums(world_.mesh()))),
                  bytes = each * static_cast<double>(more);
-    const std::string words = text("at most ", more, " more checkpoint(s) of ", gibibytes(each), " in ", room.at,
-                                   ", which has ", gibibytes(static_cast<double>(room.free_bytes)), " free");
+    const std::string words = text("at most ", more, " more checkpoint(s) of ", size_text(each), " in ", room.at,
+                                   ", which has ", size_text(static_cast<double>(room.free_bytes)), " free");
     if (bytes <= static_cast<double>(room.free_bytes)) return words;
-    throw Error(ErrorKind::io, text(folder, ": ", words, "; ", gibibytes(bytes), " would be needed"),
+    throw Error(ErrorKind::io, text(folder, ": ", words, "; ", size_text(bytes), " would be needed"),
                 "Make room, give another --output-dir, raise --checkpoint-every or lower --keep-checkpoints.");
 }
 
@@ -254,38 +251,20 @@ std::string RunCheck::check_metrics_port() const {
     return MetricsServer(options_.metrics_host, options_.metrics_port).address();
 }
 
-// Compares the memory that the run would allocate, counted by the run's own code, with the device's free memory. Ranks
-// may share a device.
-
+// Compares the memory that the run would allocate with the device's free memory, as the run does at its start.
 bool RunCheck::check_memory() {
     std::exception_ptr failure;
-    std::size_t needed = 0, free_bytes = 0, all_bytes = 0;
-    std::string device, table;
+    MemoryNeed need;
     try {
-        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-        device = own_device(world_);
-        const Arena counted = counted_run(options_, model_.config, world_);
-        needed = counted.high_water();
-        table = counted.table();
+        need = memory_need(options_, model_.config, world_);
     } catch (...) {
         failure = std::current_exception();
     }
-    const std::vector<std::string> devices = agreement_.gather(device), bytes = agreement_.gather(to_bytes(needed));
+    const std::vector<std::string> devices = agreement_.gather(need.device),
+                                   bytes = agreement_.gather(to_bytes(need.bytes));
     return report_.check("memory", [&] {
         if (failure) std::rethrow_exception(failure);
-        std::size_t together = 0, ranks = 0;
-        for (std::size_t rank = 0; rank < devices.size(); rank++) {
-            if (devices[rank] != device) continue;
-            together += value_of<std::size_t>(bytes[rank]);
-            ranks++;
-        }
-        std::string words = text(gibibytes(static_cast<double>(needed)), " a rank");
-        if (ranks > 1) {
-            words += text(", ", ranks, " ranks on this device, together ", gibibytes(static_cast<double>(together)));
-        }
-        words += text(", of ", gibibytes(static_cast<double>(free_bytes)), " free");
-        if (together <= free_bytes) return words;
-        throw Error(ErrorKind::no_device, text(words, ":\n", table), how_to_save_memory());
+        return memory_that_suffices(need, devices, bytes, log_);
     });
 }
 
@@ -359,7 +338,7 @@ std::string RunCheck::time_steps() {
                                   static_cast<double>(options_.tokens_per_step()) / seconds);
     if (validation > 0) words += formatted("; a validation %.1f s", validation);
     return words + text("; ", steps_left, " steps would take about ", duration_text(all), ", ",
-                        gibibytes(static_cast<double>(arena.high_water())), " of device memory");
+                        size_text(static_cast<double>(arena.high_water())), " of device memory");
 }
 
 // Returns the seconds of a whole validation: times one micro-batch per rank, and multiplies by their number.

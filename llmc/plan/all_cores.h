@@ -1,4 +1,4 @@
-// Runs independent pieces of work on all cores of the machine at once.
+// Runs independent pieces of work on all cores that this process may use.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "llmc/base/limits/usable_cores.h"
 
 // Calls work(0) to work(count - 1) in any order; rethrows the first exception.
 template <class Work>
@@ -24,7 +26,7 @@ void on_all_cores(int count, Work&& work) {
             }
         }
     };
-    const int cores = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, std::max(1, count));
+    const int cores = std::clamp(usable_cores().count(), 1, std::max(1, count));
     std::vector<std::thread> others;
     for (int i = 1; i < cores; i++) others.emplace_back(take);
     take();

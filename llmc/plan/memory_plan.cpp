@@ -136,6 +136,40 @@ Arena counted_run(Options options, const ModelConfig& config, World& world) {
     return arena;
 }
 
+MemoryNeed memory_need(const Options& options, const ModelConfig& config, World& world) {
+    MemoryNeed need;
+    need.device = own_device(world);
+    std::size_t all_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&need.free_bytes, &all_bytes));
+    const Arena counted = counted_run(options, config, world);
+    need.bytes = counted.high_water();
+    need.table = counted.table();
+    return need;
+}
+
+std::string memory_that_suffices(const MemoryNeed& own, const std::vector<std::string>& devices,
+                                 const std::vector<std::string>& bytes, const Log& log) {
+    std::size_t together = 0, ranks = 0;
+    for (std::size_t rank = 0; rank < devices.size(); rank++) {
+        if (devices[rank] != own.device) continue;
+        together += value_of<std::size_t>(bytes[rank]);
+        ranks++;
+    }
+    std::string words = size_text(own.bytes) + " a rank";
+    if (ranks > 1) words += text(", ", ranks, " ranks on this device, together ", size_text(together));
+    words += text(", of ", size_text(own.free_bytes), " free");
+    if (const MemoryLimits* const limits = limits_of_device_memory()) {
+        words += text(" (", limits->tightest().words(), ")");
+        for (const MemoryLimit& limit : limits->slowing) {
+            if (together <= limit.free) continue;
+            log.warning("%s, %s are free: with %s more the kernel slows this run down", limit.words().c_str(),
+                        size_text(limit.free).c_str(), size_text(together).c_str());
+        }
+    }
+    if (together <= own.free_bytes) return words;
+    throw Error(ErrorKind::no_device, text("too little memory: ", words, ":\n", own.table), how_to_save_memory());
+}
+
 Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world) {
     std::size_t free_bytes = 0, all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));

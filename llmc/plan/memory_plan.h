@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/log.h"
 #include "llmc/process/world.h"
 #include "llmc/run/options.h"
 
@@ -38,6 +39,20 @@ std::string memory_plan(const Options& options);
 // Counts the allocations of this rank of a run: everything but samples, checkpoints, CUDA and NCCL. Needs no
 // device. Collective.
 Arena counted_run(Options options, const ModelConfig& config, World& world);
+
+// What a rank needs of a device's memory, and what there is before it allocates any.
+struct MemoryNeed {
+    std::string device;   // own_device
+    std::size_t bytes = 0, free_bytes = 0;
+    std::string table;
+};
+MemoryNeed memory_need(const Options& options, const ModelConfig& config, World& world);   // collective
+
+// Returns, for people, what all ranks of this rank's device need together, what is free, and which limit says so.
+// `devices`, `bytes`: those of every rank, by rank, as to_bytes writes them. Throws Error(no_device) with the table if
+// it does not suffice. Warns of a limit beyond which the kernel slows the run down.
+std::string memory_that_suffices(const MemoryNeed& own, const std::vector<std::string>& devices,
+                                 const std::vector<std::string>& bytes, const Log& log);
 
 // --recompute auto: returns the lowest level with which the memory of all ranks on a device (counted_run) takes at most
 // nine tenths of it, for every device; `block` if none does. It goes by the whole memory of devices, not by what is

@@ -9,8 +9,10 @@
 
 #include "llmc/base/check.h"
 
-// Defined by the stand-in; null on a GPU.
+// Both are defined by the stand-in, and null on a GPU.
 extern "C" __attribute__((weak)) void stand_in_shares_machine(int local_ranks, double stall_seconds);
+
+extern "C" __attribute__((weak)) void stand_in_threads(std::string& words);
 
 namespace {
 
@@ -26,6 +28,12 @@ ncclUniqueId to_id(const std::string& bytes) {
 }   // namespace
 
 void load_kernels_at_start() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
+std::string threads_in_words() {
+    std::string words;
+    if (stand_in_threads) stand_in_threads(words);
+    return words;
+}
 
 int open_device(int local_rank) {
     int devices = 0;

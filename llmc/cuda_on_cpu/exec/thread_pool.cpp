@@ -1,7 +1,5 @@
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "llmc/base/limits/usable_cores.h"
 #include "llmc/cuda_on_cpu/memory/fault.h"
 
 namespace host {
@@ -31,7 +30,7 @@ int initial_thread_count() {
         std::fprintf(stderr, "warning: the environment has TRAIN_GPT_THREADS=%s, expected a number of threads\n",
                      given);
     }
-    return clamp_threads(usable_cores());
+    return clamp_threads(usable_cores().count());
 }
 
 thread_local int current_thread_number = 0;
@@ -153,13 +152,6 @@ ThreadPool& pool() {
 }
 
 }   // namespace
-
-int usable_cores() {
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 int thread_count() { return pool().count(); }
 void set_thread_count(int count) { pool().resize(count); }

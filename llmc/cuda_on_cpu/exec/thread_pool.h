@@ -9,11 +9,8 @@
 
 namespace host {
 
-// Returns the number of cores that this process may use, at least one.
-int usable_cores();
-
-// Returns the number of threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else all
-// usable cores.
+// Returns the number of threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else as
+// many as usable_cores() counts.
 int thread_count();
 
 // Sets the number of threads from the next parallel_for. Must not be called from inside one. At least 1, at most 1024.

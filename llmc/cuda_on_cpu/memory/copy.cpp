@@ -249,9 +249,8 @@ cudaError_t cudaFree(void* pointer, const char* file, int line) {
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
     Device& device = host::device();
     std::lock_guard lock(device.mutex);
-    const std::size_t used = device.memory.bytes_used();
     *total_bytes = device.memory.bytes_total();
-    *free_bytes = *total_bytes - std::min(used, *total_bytes);
+    *free_bytes = device.memory.bytes_free();
     return pass_on(device.usable());
 }
 

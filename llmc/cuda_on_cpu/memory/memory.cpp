@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <new>
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/base/limits/memory_limits.h"
 #include "llmc/cuda_on_cpu/checks/checks.h"
 #include "llmc/cuda_on_cpu/memory/guard_pages.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
@@ -34,17 +34,6 @@ std::size_t page_size() {
 std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 void* pointer_to(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-
-// Returns the device's memory: the machine's memory, or the limit of its control group if that is less.
-std::size_t machine_memory() {
-    auto bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page_size();
-    for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-        std::ifstream file(path);
-        std::size_t limit = 0;
-        if (file >> limit) bytes = std::min(bytes, limit);   // "max" does not parse and changes nothing
-    }
-    return bytes;
-}
 
 // All devices, so that an address can be described without knowing its device.
 struct Registry {
@@ -96,7 +85,10 @@ std::uintptr_t first_damaged(std::uintptr_t begin, std::uintptr_t end) {
 // The range of addresses
 
 Memory::Memory(bool addresses_only)
-    : addresses_only_(addresses_only), bytes_total_(addresses_only ? std::size_t{1} << 42 : machine_memory()) {
+    : addresses_only_(addresses_only),
+      limits_(memory_limits()),
+      bytes_total_(addresses_only ? std::size_t{1} << 42 : limits_.smallest().bytes),
+      bytes_at_start_(addresses_only ? bytes_total_ : limits_.tightest().free) {
     // Reserving costs nothing; if there is a limit on addresses (ulimit -v), less is reserved.
     std::size_t bytes = std::max<std::size_t>(8 * bytes_total_, std::size_t{1} << 38);
     void* range = MAP_FAILED;
@@ -104,6 +96,7 @@ Memory::Memory(bool addresses_only)
         range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) throw std::bad_alloc();
     bytes *= 2;   // the loop halved it once more
+    bytes_at_start_ = std::min(bytes_at_start_, bytes - page_size());
     range_begin_ = address_of(range);
     range_end_ = range_begin_ + bytes;
     free_ranges_[range_begin_ + page_size()] = range_end_;   // the first page guards the first allocation from below
@@ -167,7 +160,7 @@ void* Memory::allocate(std::size_t bytes, const char* file, int line) {
     const std::size_t padded = round_up(bytes, alignment_bytes);
     const std::size_t pages = round_up(padded, page_size());
     std::lock_guard lock(mutex_);
-    const std::size_t left = bytes_total_ - std::min(bytes_used_, bytes_total_);
+    const std::size_t left = bytes_free();
     if (bytes == 0 || bytes > left || pages > left) return nullptr;   // a huge `bytes` has wrapped `pages`
 
     const std::size_t alignment = !guarded && pages >= 2 * huge_page ? huge_page : page_size();
@@ -412,7 +405,8 @@ std::string describe_address(const void* address) {
 
 void* allocate_pinned(std::size_t bytes) {
     void* pointer = nullptr;
-    if (bytes > machine_memory() || posix_memalign(&pointer, page_size(), std::max<std::size_t>(bytes, 1)) != 0)
+    if (bytes > memory_limits().tightest().free ||
+        posix_memalign(&pointer, page_size(), std::max<std::size_t>(bytes, 1)) != 0)
         return nullptr;
     if (checks().poison) std::memset(pointer, poison_byte, bytes);
     std::lock_guard lock(registry().mutex);

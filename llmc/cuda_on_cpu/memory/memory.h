@@ -13,6 +13,7 @@
 // separately. With the poison check on, fresh memory is filled with 0xFF.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,6 +21,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "llmc/base/limits/memory_limits.h"
 
 namespace host {
 
@@ -83,7 +86,15 @@ public:
     void do_without_guard_pages() { guard_pages_ = false; }
 
     std::size_t bytes_used() const { return bytes_used_; }
+    // Returns the least limit of the process's memory, whoever uses it: the same at every start on a machine.
     std::size_t bytes_total() const { return bytes_total_; }
+    // Returns what of it can be allocated: what others had left when this object was made, less what is in use. (Memory
+    // that the kernel gives out only as it is written cannot be asked for later.)
+    std::size_t bytes_free() const {
+        const std::size_t all = std::min(bytes_total_, bytes_at_start_);
+        return all - std::min(bytes_used_, all);
+    }
+    const MemoryLimits& limits() const { return limits_; }
     void set_bytes_total(std::size_t bytes) { bytes_total_ = bytes; }
 
 private:
@@ -118,7 +129,8 @@ private:
     Blocks freed_;   // the latest ones, for messages
     std::size_t bytes_used_ = 0;
     const bool addresses_only_;
-    std::size_t bytes_total_ = 0;
+    const MemoryLimits limits_;   // as they were when this object was made
+    std::size_t bytes_total_ = 0, bytes_at_start_ = 0;
     int open_count_ = 0;
     std::vector<Pages> open_ranges_;
 };

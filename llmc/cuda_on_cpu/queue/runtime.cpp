@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "llmc/base/error.h"
+#include "llmc/base/limits/usable_cores.h"
 #include "llmc/cuda_on_cpu/clock/trace.h"
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
@@ -380,13 +381,22 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 // ---------------------------------------------------------------------------------------------------------------------
 // Ranks. Here and not in a file of their own, because a library's file that only weak references name is not linked.
 
+static int ranks_here = 1;
+
 void stand_in_shares_machine(int local_ranks, double stall_seconds) {
-    if (!std::getenv("TRAIN_GPT_THREADS")) {
-        host::set_thread_count(std::max(1, host::usable_cores() / std::max(1, local_ranks)));
-    }
+    ranks_here = std::max(1, local_ranks);
+    if (!std::getenv("TRAIN_GPT_THREADS")) host::set_thread_count(std::max(1, usable_cores().count() / ranks_here));
     host::Checks checks = host::checks();
     checks.no_progress_seconds = std::max(checks.no_progress_seconds, stall_seconds);
     host::set_checks(checks);
+}
+
+const MemoryLimits* stand_in_memory_limits() { return &host::device().memory.limits(); }
+
+void stand_in_threads(std::string& words) {
+    const char* const given = std::getenv("TRAIN_GPT_THREADS");
+    words = text(host::thread_count(), given != nullptr ? " a rank by TRAIN_GPT_THREADS; there are " : " a rank, of ",
+                 usable_cores().words(), " for ", ranks_here, " rank(s)");
 }
 
 void stand_in_own_device(void (*body)(void*), void* argument) {
