@@ -103,9 +103,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     if (!options.recompute) options.recompute = recompute_that_fits(options, inputs.config, world);
     options.left_sms = multiprocessors_left(options, inputs.config, world);
     const MemoryNeed need = memory_need(options, inputs.config, world);
-    log.line("memory: %s",
-             memory_that_suffices(need, world.gather_text(need.device), world.gather_text(to_bytes(need.bytes)), log)
-                 .c_str());
+    const auto devices = world.gather_text(need.device), bytes = world.gather_text(to_bytes(need.bytes));
+    log.line("memory: %s", memory_that_suffices(need, devices, bytes, log).c_str());
     const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks, options.local.every > 0);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;

@@ -174,6 +174,29 @@ std::string tensor_index(const ParamTable& table) {
     return to_text(Json::object({{"metadata", metadata}, {"weight_map", names}}), 2) + "\n";
 }
 
+namespace {
+
+// Returns the bytes that a tensor takes, so that the next one begins at a multiple of a line of a cache.
+std::size_t bytes_held(const ParamInfo& info, const OptimizerState* state) {
+    constexpr std::size_t line = 64;
+    const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
+    return (static_cast<std::size_t>(info.tensor.elements()) * size + line - 1) / line * line;
+}
+
+const ParamInfo& info_of(const TrainedTensors& tensors, int param, const OptimizerState* state) {
+    return (state != nullptr ? state->storage->table() : tensors.storage().table())[param];
+}
+
+}   // namespace
+
+std::size_t HostTensors::bytes_of(const TrainedTensors& tensors, int ranks, int rank) {
+    std::size_t bytes = 0;
+    for_saved(tensors, ranks, [&](int writer, int, int param, const OptimizerState* state, int) {
+        if (writer == rank) bytes += bytes_held(info_of(tensors, param, state), state);
+    });
+    return bytes;
+}
+
 HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer)
     : table_(tensors.storage().table()),
       has_weights_(has_weights(tensors.states)),
@@ -181,15 +204,12 @@ HostTensors::HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer
       memory_(lay_out(tensors, gatherer)) {}
 
 std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& gatherer) {
-    constexpr std::size_t line = 64;   // bytes; tensors begin at multiples of it
     std::size_t bytes = 0;
     for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int sum) {
         if (writer != gatherer.rank()) return;
-        const ParamInfo& info = (state != nullptr ? state->storage->table() : table_)[param];
+        const ParamInfo& info = info_of(tensors, param, state);
         held_.push_back({unit, &info, state != nullptr ? state->name : "", sum, bytes});
-        const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
-        bytes += static_cast<std::size_t>(info.tensor.elements()) * size;
-        bytes = (bytes + line - 1) / line * line;
+        bytes += bytes_held(info, state);
     });
     return bytes;
 }

@@ -56,6 +56,10 @@ public:
     // Allocates the memory; copies nothing.
     HostTensors(const TrainedTensors& tensors, const Gatherer& gatherer);
 
+    // Returns the bytes of what rank `rank` of a stage's `ranks` would allocate. `tensors` may be those of a counting
+    // arena.
+    static std::size_t bytes_of(const TrainedTensors& tensors, int ranks, int rank);
+
     std::size_t bytes() const { return memory_.values().size(); }
 
     // Gathers and copies the tensors to this memory. Collective over the ranks of the stage; waits for the stream.

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/value_bytes.h"
@@ -35,6 +36,23 @@ AttentionKind counted_attention(const Options& options) {
 }
 void count_library_workspace(Stage& stage) {
     if (stage.attention().kind() == AttentionKind::library) stage.attention().use(AttentionKind::library);
+}
+
+struct CountedRun {
+    Arena arena;
+    std::size_t checkpoint_bytes;   // of the machine's memory
+};
+CountedRun counted_with_checkpoint(Options options, const ModelConfig& config, World& world) {
+    options.attention = counted_attention(options);
+    CountedRun run{Arena::counting(), 0};
+    RunParts parts(options, config, world, run.arena, nullptr);
+    count_library_workspace(parts.stage);
+    Step& step = parts.make_step(options, run.arena);
+    if (options.output_dir.empty()) return run;
+    const Communicator* const stage = parts.groups.stage;
+    const TrainedTensors tensors{step.stage().parameters(), step.optimizer().states(), step.stage().options().replica};
+    run.checkpoint_bytes = HostTensors::bytes_of(tensors, stage ? stage->size() : 1, stage ? stage->rank() : 0);
+    return run;
 }
 
 // Counts the memory of any rank, alone, in a World whose other ranks are only planned.
@@ -128,46 +146,55 @@ std::string own_device(const World& world) {
 }
 
 Arena counted_run(Options options, const ModelConfig& config, World& world) {
-    options.attention = counted_attention(options);
-    Arena arena = Arena::counting();
-    RunParts parts(options, config, world, arena, nullptr);
-    count_library_workspace(parts.stage);
-    parts.make_step(options, arena);
-    return arena;
+    return counted_with_checkpoint(std::move(options), config, world).arena;
 }
 
 MemoryNeed memory_need(const Options& options, const ModelConfig& config, World& world) {
     MemoryNeed need;
+    need.host = own_host_identity();
     need.device = own_device(world);
     std::size_t all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&need.free_bytes, &all_bytes));
-    const Arena counted = counted_run(options, config, world);
-    need.bytes = counted.high_water();
-    need.table = counted.table();
+    const MemoryLimits* const of_device = limits_of_device_memory();
+    need.device_is_host = of_device != nullptr;
+    need.machine = of_device != nullptr ? *of_device : memory_limits();
+    const CountedRun counted = counted_with_checkpoint(options, config, world);
+    need.bytes = {counted.arena.high_water(), counted.checkpoint_bytes};
+    need.table = counted.arena.table();
     return need;
 }
 
 std::string memory_that_suffices(const MemoryNeed& own, const std::vector<std::string>& devices,
                                  const std::vector<std::string>& bytes, const Log& log) {
-    std::size_t together = 0, ranks = 0;
+    std::size_t of_device = 0, of_machine = 0, ranks = 0;
     for (std::size_t rank = 0; rank < devices.size(); rank++) {
+        const auto of_rank = value_of<MemoryNeed::Bytes>(bytes[rank]);
+        if (devices[rank].starts_with(own.host + ":")) of_machine += of_rank.machine;
         if (devices[rank] != own.device) continue;
-        together += value_of<std::size_t>(bytes[rank]);
+        of_device += of_rank.device;
         ranks++;
     }
-    std::string words = size_text(own.bytes) + " a rank";
-    if (ranks > 1) words += text(", ", ranks, " ranks on this device, together ", size_text(together));
-    words += text(", of ", size_text(own.free_bytes), " free");
-    if (const MemoryLimits* const limits = limits_of_device_memory()) {
-        words += text(" (", limits->tightest().words(), ")");
-        for (const MemoryLimit& limit : limits->slowing) {
-            if (together <= limit.free) continue;
-            log.warning("%s, %s are free: with %s more the kernel slows this run down", limit.words().c_str(),
-                        size_text(limit.free).c_str(), size_text(together).c_str());
-        }
+    auto size = [](std::size_t count) { return size_text(static_cast<double>(count)); };
+    std::string words = size(own.bytes.device) + " a rank";
+    if (ranks > 1) words += text(", ", ranks, " ranks on this device, together ", size(of_device));
+    if (of_machine > 0) words += text(", and ", size(of_machine), " of the machine's for checkpoints");
+    words += text(", of ", size(own.free_bytes), " free");
+    const MemoryLimit& limit = own.machine.tightest();
+    if (own.device_is_host) words += text(" (", limit.words(), ")");
+    if (own.device_is_host) of_machine += of_device;   // one memory has both
+    for (const MemoryLimit& slowing : own.machine.slowing) {
+        if (of_machine <= slowing.free) continue;
+        log.warning("%s leaves %s: the kernel slows down a run that needs %s", slowing.words().c_str(),
+                    size(slowing.free).c_str(), size(of_machine).c_str());
     }
-    if (together <= own.free_bytes) return words;
-    throw Error(ErrorKind::no_device, text("too little memory: ", words, ":\n", own.table), how_to_save_memory());
+    if ((own.device_is_host ? of_machine : of_device) > own.free_bytes) {
+        throw Error(ErrorKind::no_device, text("too little memory: ", words, ":\n", own.table), how_to_save_memory());
+    }
+    if (own.device_is_host || of_machine <= limit.free) return words;
+    throw Error(ErrorKind::no_device,
+                text("too little memory of the machine: its ranks keep ", size(of_machine), " for checkpoints, ",
+                     size(limit.free), " are free (", limit.words(), "):\n", own.table),
+                "Raise the limit, spread the run over more machines, or leave out --output-dir.");
 }
 
 Recompute recompute_that_fits(const Options& options, const ModelConfig& config, World& world) {

@@ -40,17 +40,24 @@ std::string memory_plan(const Options& options);
 // device. Collective.
 Arena counted_run(Options options, const ModelConfig& config, World& world);
 
-// What a rank needs of a device's memory, and what there is before it allocates any.
+// What a rank of a run allocates, and what there is before it does.
 struct MemoryNeed {
-    std::string device;   // own_device
-    std::size_t bytes = 0, free_bytes = 0;
-    std::string table;
+    std::string host, device;   // own_host_identity, own_device
+    struct Bytes {
+        std::size_t device = 0;
+        std::size_t machine = 0;   // besides: copies of tensors for a checkpoint
+    } bytes;
+    std::size_t free_bytes = 0;    // of the device
+    std::string table;             // of the device's memory
+    bool device_is_host = false;   // there is no GPU, and the device's memory is the machine's
+    MemoryLimits machine;          // limits of the machine's memory
 };
 MemoryNeed memory_need(const Options& options, const ModelConfig& config, World& world);   // collective
 
 // Returns, for people, what all ranks of this rank's device need together, what is free, and which limit says so.
-// `devices`, `bytes`: those of every rank, by rank, as to_bytes writes them. Throws Error(no_device) with the table if
-// it does not suffice. Warns of a limit beyond which the kernel slows the run down.
+// `devices`, `bytes`: those of every rank, by rank, the latter as to_bytes writes them. Throws Error(no_device) with
+// the table if the device's memory or the machine's does not suffice. Warns of limits beyond which the kernel slows the
+// run down.
 std::string memory_that_suffices(const MemoryNeed& own, const std::vector<std::string>& devices,
                                  const std::vector<std::string>& bytes, const Log& log);
 

@@ -1,10 +1,11 @@
-// Tests the level that --recompute auto takes on devices of several sizes.
+// Tests the level that --recompute auto takes on devices of several sizes, and what a run is told of its memory.
 #include <algorithm>
 
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/on_ranks_testing.h"
+#include "llmc/process/value_bytes.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/run_parts.h"
 
@@ -104,4 +105,61 @@ TEST_CASE("memory plan: the stages that are counted are those that take the most
         }
     }
     CHECK(middle > 0);
+}
+
+namespace {
+
+// What memory_that_suffices says of two ranks here and one elsewhere, or its error; what it warns of goes to `warned`.
+std::string suffices(const MemoryNeed& own, std::string* warned = nullptr) {
+    const MemoryNeed::Bytes far{std::size_t{1} << 40, std::size_t{1} << 40};
+    std::FILE* const err = std::tmpfile();
+    std::string words;
+    try {
+        const std::string bytes = to_bytes(own.bytes);
+        words = memory_that_suffices(own, {own.device, own.device, "other::0"}, {bytes, bytes, to_bytes(far)},
+                                     Log(true, err, err));
+    } catch (const Error& error) {
+        words = text(static_cast<int>(error.kind()), " ", error.what());
+    }
+    std::rewind(err);
+    char line[300] = "";
+    if (std::fgets(line, sizeof line, err) != nullptr && warned != nullptr) *warned = line;
+    std::fclose(err);
+    return words;
+}
+
+}   // namespace
+
+TEST_CASE("memory plan: what the ranks of a device, and of a machine, need together") {
+    constexpr std::size_t mebibyte = 1 << 20;
+    MemoryNeed own;
+    own.host = "here", own.device = "here::0", own.table = "the table";
+    own.bytes = {100 * mebibyte, 30 * mebibyte};
+    own.machine.all = {{"a parent", 300 * mebibyte, 260 * mebibyte}};
+    own.machine.slowing = {{"memory.high", 270 * mebibyte, 260 * mebibyte}};
+
+    own.device_is_host = true, own.free_bytes = 260 * mebibyte;   // device and copies share one memory
+    std::string warned;
+    CHECK(
+        suffices(own, &warned) ==
+        "100.0 MiB a rank, 2 ranks on this device, together 200.0 MiB, and 60.0 MiB of the machine's for checkpoints, "
+        "of 260.0 MiB free (300 MiB by a parent)");
+    CHECK(warned == "");
+    own.machine.slowing[0].free -= 1;
+    suffices(own, &warned);
+    CHECK(warned ==
+          "warning: 270 MiB by memory.high leaves 260.0 MiB: the kernel slows down a run that needs 260.0 MiB\n");
+    own.free_bytes -= 1;
+    CHECK(suffices(own).starts_with("69 too little memory: 100.0 MiB a rank"));
+    CHECK(suffices(own).ends_with("(300 MiB by a parent):\nthe table"));
+
+    own.device_is_host = false;   // a GPU
+    own.free_bytes = 200 * mebibyte, own.machine.all[0].free = 60 * mebibyte;
+    CHECK(suffices(own).ends_with("of 200.0 MiB free"));
+    own.free_bytes -= 1;
+    CHECK(suffices(own).starts_with("69 too little memory: "));
+    own.free_bytes += 1, own.machine.all[0].free -= 1;
+    CHECK(suffices(own).starts_with("69 too little memory of the machine: its ranks keep 60.0 MiB for checkpoints"));
+    own.bytes.machine = 0;
+    CHECK(suffices(own).ends_with("of 200.0 MiB free"));
 }

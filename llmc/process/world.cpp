@@ -8,9 +8,12 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
+#include "llmc/base/limits/usable_cores.h"
+#include "llmc/process/sockets.h"
 
-// Both are defined by the stand-in, and null on a GPU.
-extern "C" __attribute__((weak)) void stand_in_shares_machine(int local_ranks, double stall_seconds);
+// These are defined by the stand-in, and null on a GPU.
+extern "C" __attribute__((weak)) void stand_in_shares_machine(double stall_seconds);
+extern "C" __attribute__((weak)) void stand_in_shares_cores(const std::vector<std::string>& masks);
 
 extern "C" __attribute__((weak)) void stand_in_threads(std::string& words);
 
@@ -74,7 +77,7 @@ World::World(const WorldOptions& options) {
     at_ = coordinates_of(mesh_, place_.rank);
     comm_sms_ = options.comm_sms;
     if (ranks() == 1) return;
-    if (stand_in_shares_machine) stand_in_shares_machine(place_.local_ranks, 2 * options.watchdog.stall_seconds);
+    if (stand_in_shares_machine) stand_in_shares_machine(2 * options.watchdog.stall_seconds);
     WatchdogOptions watchdog = options.watchdog;
     watchdog.connect_seconds = options.startup.timeout_seconds;
     if (options.check_collectives) {
@@ -84,6 +87,7 @@ World::World(const WorldOptions& options) {
     watchdog_ = std::make_unique<Watchdog>(*rendezvous_, place_, watchdog);
     guarded([&] {
         open_device(place_.local_rank);
+        if (stand_in_shares_cores) share_cores();
         make_world(to_id(rendezvous_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
     });
 }
@@ -110,6 +114,17 @@ void World::for_communicators(const std::function<void(Communicator&)>& what) {
     for (const auto& [_, group] : groups_) {
         if (group != nullptr) what(*group);
     }
+}
+
+void World::share_cores() {
+    const std::vector<std::string> hosts = gather_text(own_host_identity()), masks = gather_text(core_mask());
+    std::vector<std::string> here;
+    for (std::size_t rank = 0; rank < masks.size(); rank++) {
+        if (hosts[rank] == hosts[static_cast<std::size_t>(place_.rank)]) here.push_back(masks[rank]);
+    }
+    // a launcher may count ranks of containers that seem to be hosts
+    here.resize(std::max(here.size(), static_cast<std::size_t>(place_.local_ranks)), core_mask());
+    stand_in_shares_cores(here);
 }
 
 void World::make_world(const ncclUniqueId& id) {

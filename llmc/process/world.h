@@ -108,6 +108,7 @@ public:
 
 private:
     void leave(const std::exception& error);
+    void share_cores();   // tells the stand-in which cores the ranks of this machine have
     void make_world(const ncclUniqueId& id);
     std::vector<int> everyone() const;
     std::unique_ptr<Communicator> planned(const std::string& name, const std::vector<int>& members, int sms);

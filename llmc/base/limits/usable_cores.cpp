@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <thread>
@@ -21,14 +22,40 @@ std::string UsableCores::words() const {
                                         : text(allowed, " cores that it may run on");
 }
 
-int allowed_cores() {
+std::string core_mask() {
     // the kernel refuses a mask that is too small for its number of cores
-    for (std::size_t cores = 1024; cores <= 1 << 20; cores *= 2) {
-        std::vector<cpu_set_t> mask(cores / CPU_SETSIZE);
-        const std::size_t bytes = mask.size() * sizeof(cpu_set_t);
-        if (sched_getaffinity(0, bytes, mask.data()) == 0) return std::max(1, CPU_COUNT_S(bytes, mask.data()));
+    for (std::size_t cores = CPU_SETSIZE; cores <= 1 << 20; cores *= 2) {
+        std::vector<cpu_set_t> sets(cores / CPU_SETSIZE);
+        const std::size_t bytes = sets.size() * sizeof(cpu_set_t);
+        if (sched_getaffinity(0, bytes, sets.data()) != 0) continue;
+        std::string mask((cores + 7) / 8, '\0');
+        for (std::size_t core = 0; core < cores; core++) {
+            if (CPU_ISSET_S(core, bytes, sets.data()))
+                mask[core / 8] = static_cast<char>(mask[core / 8] | 1 << core % 8);
+        }
+        return mask.substr(0, mask.find_last_not_of('\0') + 1);
     }
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return "";
+}
+
+int allowed_cores() {
+    int cores = 0;
+    for (const char byte : core_mask()) cores += std::popcount(static_cast<unsigned char>(byte));
+    return cores > 0 ? cores : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+int share_of_cores(const std::string& own, const std::vector<std::string>& masks) {
+    auto has = [](const std::string& mask, std::size_t core) {
+        return core / 8 < mask.size() && (mask[core / 8] >> core % 8 & 1) != 0;
+    };
+    double share = 0;
+    for (std::size_t core = 0; core < 8 * own.size(); core++) {
+        if (!has(own, core)) continue;
+        share += 1.0 / static_cast<double>(
+                           std::ranges::count_if(masks, [&](const std::string& mask) { return has(mask, core); }));
+    }
+    if (own.empty()) share = static_cast<double>(allowed_cores()) / static_cast<double>(masks.size());
+    return std::max(1, static_cast<int>(share + 1e-6));   // thirds add up to a little less than a whole
 }
 
 UsableCores usable_cores(const std::string& root, int allowed) {

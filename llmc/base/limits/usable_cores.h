@@ -1,8 +1,8 @@
 // How many cores this process may use.
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
 struct UsableCores {
     int allowed = 1;      // that it may run on (taskset, cpusets)
@@ -15,7 +15,14 @@ struct UsableCores {
     std::string words() const;
 };
 
-int allowed_cores();   // by the scheduler's mask of this thread
+// Returns the scheduler's mask of this thread: bit i % 8 of byte i / 8 is set for each core i that it may run on. Empty
+// if it cannot be known.
+std::string core_mask();
+int allowed_cores();   // their number
+
+// Returns how many threads a process with the mask `own` may start if each core is divided among those that may run on
+// it, at least 1. `masks`: of all processes that share the machine, this one among them.
+int share_of_cores(const std::string& own, const std::vector<std::string>& masks);
 
 // Returns what holds now, by the mask and by the least quota of all control groups that the process is in and their
 // parents. `root` stands before every path that is read: a test gives a tree of its own.

@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <string>
 #include <thread>
 
 #include "llmc/base/limits/invented_machine_testing.h"
@@ -61,4 +63,19 @@ TEST_CASE("usable cores: the scheduler's mask of a thread") {
         .join();
     CHECK(with_one == 1);
     CHECK(allowed_cores() == before);
+}
+
+TEST_CASE("usable cores: each core is divided among the processes that may run on it") {
+    const std::string all = "\xff", low = "\x0f", high = "\xf0", none;
+    CHECK(share_of_cores(all, {all}) == 8);
+    CHECK(share_of_cores(all, {all, all}) == 4);
+    CHECK(share_of_cores(all, {all, all, all}) == 2);
+    CHECK(share_of_cores("\x07", {"\x07", "\x07", "\x07"}) == 1);
+    CHECK(share_of_cores(low, {low, high}) == 4);   // bound to cores of their own
+    CHECK(share_of_cores(low, {low, low, high}) == 2);
+    CHECK(share_of_cores(all, {all, low}) == 6);
+    CHECK(share_of_cores("\x01", {all, "\x01", all}) == 1);
+    CHECK(share_of_cores(std::string("\0\xff", 2), {std::string("\0\xff", 2), all}) == 8);
+    CHECK(share_of_cores(none, {none, none}) == std::max(1, allowed_cores() / 2));
+    CHECK(share_of_cores(core_mask(), {core_mask()}) == allowed_cores());
 }

@@ -3,15 +3,19 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "llmc/base/limits/memory_limits.h"
 
 extern "C" {
 
-// Tells the stand-in that this process shares its machine with `local_ranks` - 1 others: it computes with its share of
-// the cores (unless TRAIN_GPT_THREADS gives the number), and queues that wait for a peer are not a standstill before
-// `stall_seconds`.
-void stand_in_shares_machine(int local_ranks, double stall_seconds);
+// Tells the stand-in that this process shares its machine with others: queues that wait for a peer are not a standstill
+// before `stall_seconds`.
+void stand_in_shares_machine(double stall_seconds);
+
+// Tells it which cores the ranks of this machine may run on (core_mask), this rank's among them: it computes with its
+// share of them, and of its groups' quotas, unless TRAIN_GPT_THREADS gives the number.
+void stand_in_shares_cores(const std::vector<std::string>& masks);
 
 // Calls body(argument) with a device of its own bound to the calling thread: so several ranks live in one process.
 void stand_in_own_device(void (*body)(void*), void* argument);

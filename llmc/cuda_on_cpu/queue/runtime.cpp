@@ -383,9 +383,15 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 
 static int ranks_here = 1;
 
-void stand_in_shares_machine(int local_ranks, double stall_seconds) {
-    ranks_here = std::max(1, local_ranks);
-    if (!std::getenv("TRAIN_GPT_THREADS")) host::set_thread_count(std::max(1, usable_cores().count() / ranks_here));
+void stand_in_shares_cores(const std::vector<std::string>& masks) {
+    ranks_here = std::max(1, static_cast<int>(masks.size()));
+    if (std::getenv("TRAIN_GPT_THREADS")) return;
+    const double quota = usable_cores().quota;   // of all ranks: which groups they share is not known
+    const int share = share_of_cores(core_mask(), masks);
+    host::set_thread_count(quota > 0 ? std::clamp(static_cast<int>(quota / ranks_here), 1, share) : share);
+}
+
+void stand_in_shares_machine(double stall_seconds) {
     host::Checks checks = host::checks();
     checks.no_progress_seconds = std::max(checks.no_progress_seconds, stall_seconds);
     host::set_checks(checks);
@@ -395,8 +401,8 @@ const MemoryLimits* stand_in_memory_limits() { return &host::device().memory.lim
 
 void stand_in_threads(std::string& words) {
     const char* const given = std::getenv("TRAIN_GPT_THREADS");
-    words = text(host::thread_count(), given != nullptr ? " a rank by TRAIN_GPT_THREADS; there are " : " a rank, of ",
-                 usable_cores().words(), " for ", ranks_here, " rank(s)");
+    words = text(host::thread_count(), " a rank", given != nullptr ? " by TRAIN_GPT_THREADS" : "", "; ", ranks_here,
+                 " rank(s) on this machine have ", usable_cores().words());
 }
 
 void stand_in_own_device(void (*body)(void*), void* argument) {
