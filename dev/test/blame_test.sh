@@ -79,7 +79,7 @@ mkdir out-loop && ln -s loop out-loop/metrics.jsonl && ln -s loop out-loop/loop
 expect 74 "Too many levels of symbolic links" "${run[@]}" --output-dir out-loop
 expect 74 "Too many levels of symbolic links" "$tokenize" --verify loop
 if [ "$device" = cpu ]; then
-    expect 69 "bytes of parameters/h.0: the device has" env TRAIN_GPT_THREADS=2 bash -c 'ulimit -v 400000; "$@"' _ "${run[@]}" --channels 4096 --heads 32 --layers 8
+    expect 69 "MiB by ulimit -v" env TRAIN_GPT_THREADS=2 bash -c 'ulimit -v 400000; "$@"' _ "${run[@]}" --channels 4096 --heads 32 --layers 8
     least=8000   # KiB in which it starts, with the libraries that it was built with
     until bash -c 'ulimit -v "$1"; exec "$2" --help' _ $least "$tokenize" >/dev/null 2>&1; do least=$((least + 1000)); done
     expect 69 "too little memory" bash -c "ulimit -v $((least + 1000))"'; "$@"' _ "$tokenize" -q --threads 1 --tokenizer bytes --output large text.txt

@@ -30,6 +30,13 @@ else
     done
 fi
 limited "ulimit -v" "-v 250000" "${run[@]}"
+if [ "$device" = cpu ]; then   # there these limit the device's memory, and what does not fit is known before the first byte
+    large=(--layers 8 --heads 8 --channels 1024)
+    for limit in v d; do
+        limited "too little memory: .* MiB by ulimit -$limit" "-$limit 400000" "${run[@]}" "${large[@]}"
+        limited "^memory +WRONG .* MiB by ulimit -$limit" "-$limit 400000" "$train_gpt" check "${run[@]:1}" "${large[@]}"
+    done
+fi
 # ranks that have no descriptors for each other say so at once, and do not wait for those that come
 for descriptors in 8 20 40; do
     limited "ulimit -n" "-n $descriptors" scripts/launch.sh -n 3 "${run[@]}" --init-timeout 600

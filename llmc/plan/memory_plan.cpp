@@ -38,9 +38,12 @@ void count_library_workspace(Stage& stage) {
     if (stage.attention().kind() == AttentionKind::library) stage.attention().use(AttentionKind::library);
 }
 
+// Memory of the machine that a rank may take besides what is counted: libraries, buffers of communication.
+constexpr std::size_t kUncounted = std::size_t{64} << 20;
+
 struct CountedRun {
     Arena arena;
-    std::size_t checkpoint_bytes;   // of the machine's memory
+    std::size_t checkpoint_bytes;
 };
 CountedRun counted_with_checkpoint(Options options, const ModelConfig& config, World& world) {
     options.attention = counted_attention(options);
@@ -189,6 +192,13 @@ std::string memory_that_suffices(const MemoryNeed& own, const std::vector<std::s
     }
     if ((own.device_is_host ? of_machine : of_device) > own.free_bytes) {
         throw Error(ErrorKind::no_device, text("too little memory: ", words, ":\n", own.table), how_to_save_memory());
+    }
+    const std::size_t left = own.free_bytes - std::min(own.free_bytes, of_machine);
+    if (own.device_is_host && left < ranks * kUncounted) {
+        log.warning(
+            "the run leaves %s of memory for libraries and communication, which are not counted: the kernel may "
+            "kill it",
+            size(left).c_str());
     }
     if (own.device_is_host || of_machine <= limit.free) return words;
     throw Error(ErrorKind::no_device,

@@ -40,15 +40,15 @@ std::string memory_plan(const Options& options);
 // device. Collective.
 Arena counted_run(Options options, const ModelConfig& config, World& world);
 
-// What a rank of a run allocates, and what there is before it does.
+// Memory that a rank of a run allocates, and what there is before it does.
 struct MemoryNeed {
     std::string host, device;   // own_host_identity, own_device
     struct Bytes {
         std::size_t device = 0;
         std::size_t machine = 0;   // besides: copies of tensors for a checkpoint
     } bytes;
-    std::size_t free_bytes = 0;    // of the device
-    std::string table;             // of the device's memory
+    std::size_t free_bytes = 0;    // the device's
+    std::string table;             // Arena::table() of the device's memory
     bool device_is_host = false;   // there is no GPU, and the device's memory is the machine's
     MemoryLimits machine;          // limits of the machine's memory
 };

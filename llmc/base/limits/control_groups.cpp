@@ -11,7 +11,7 @@ namespace {
 struct Hierarchy {
     std::string name;     // the controllers of version 1, separated by commas; empty for version 2
     std::string top;      // the group that is visible at `folder`, as /proc/self/cgroup names groups
-    std::string folder;   // where it is mounted
+    std::string folder;   // mount point
 };
 
 std::optional<std::uint64_t> number_from(const std::string& word) {

@@ -11,7 +11,7 @@ struct UsableCores {
 
     // Cores' worth of threads, at least 1. A part of a core counts as one: its time would be lost otherwise.
     int count() const;
-    // The same as words, such as "2 cores it may run on", "1.5 cores by /sys/fs/cgroup/job_7/cpu.max".
+    // Says the same to people: "2 cores that it may run on", "1.5 cores' time by /sys/fs/cgroup/job_7/cpu.max".
     std::string words() const;
 };
 

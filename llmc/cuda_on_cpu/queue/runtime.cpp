@@ -386,7 +386,7 @@ static int ranks_here = 1;
 void stand_in_shares_cores(const std::vector<std::string>& masks) {
     ranks_here = std::max(1, static_cast<int>(masks.size()));
     if (std::getenv("TRAIN_GPT_THREADS")) return;
-    const double quota = usable_cores().quota;   // of all ranks: which groups they share is not known
+    const double quota = usable_cores().quota;   // taken for that of all ranks
     const int share = share_of_cores(core_mask(), masks);
     host::set_thread_count(quota > 0 ? std::clamp(static_cast<int>(quota / ranks_here), 1, share) : share);
 }
