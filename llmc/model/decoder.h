@@ -42,16 +42,15 @@ private:
     ModelState<floatX> parameters_;
     Matmul matmul_;
     RankSizes sizes_;   // sizes of the rows read at once
-    AttentionChoice<floatX> attention_;
+    Workspace workspace_;
+    ActivationPool activations_;   // memory of one layer, which all layers use in turn
     // one device's
+    CoreAttention attention_;
     TpRegion tp_;
     VocabularyRegion vocabulary_;
-    ContextParallel context_;
     ExpertRanks expert_ranks_;
-    Workspace workspace_;
     RouterBias router_bias_;
     StageTools tools_;
-    ActivationPool activations_;   // memory of one layer, which all layers use in turn
     Embedding embedding_;
     std::vector<Layer> layers_;
     Head head_;

@@ -17,7 +17,7 @@ void Embedding::forward(floatX* out, const Batch& batch) const {
                                         .C = sizes.C,
                                         .V = sizes.Vp,
                                         .first_token = sizes.first_token,
-                                        .positions = tools_.context.positions(batch)};
+                                        .positions = tools_.attention.positions(batch)};
     embedding_forward(args, tools_.stream);
     for (int i = 0; i < tools_.tp.summed_chunks(); i++) tools_.tp.begin_sum(args.out, out, i);
     const floatX* const sums = tools_.tp.wait_for_sums(args.out, out);
@@ -47,7 +47,7 @@ void Embedding::backward(const floatX* dout, const Batch& batch, Gradients& grad
                                                         .max_positions = max_positions,
                                                         .accumulate_wpe = dwpe.accumulate,
                                                         .first_token = sizes.first_token,
-                                                        .positions = tools_.context.positions(batch)},
+                                                        .positions = tools_.attention.positions(batch)},
                            tools_.stream);
         if (!grouped) return;
         if (!dwpe.accumulate) fill(wpe, std::int64_t{max_positions} * sizes.C, 0.0f, tools_.stream);

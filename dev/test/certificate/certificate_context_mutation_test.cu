@@ -48,7 +48,7 @@ Communicator& ring_of(TestRank& me) {
 void number_tokens(const Rank& rank, int first) {
     std::vector<int> positions(static_cast<std::size_t>(rank.stage().tokens() / rank.stage().options().B));
     std::iota(positions.begin(), positions.end(), first);
-    auto* const kept = const_cast<int*>(rank.stage().context_parallel().positions().list);
+    auto* const kept = const_cast<int*>(rank.stage().attention().positions().list);
     CUDA_CHECK(
         cudaMemcpyAsync(kept, positions.data(), sizeof(int) * positions.size(), cudaMemcpyHostToDevice, rank.stream()));
     CUDA_CHECK(cudaStreamSynchronize(rank.stream()));

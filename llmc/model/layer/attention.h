@@ -22,22 +22,9 @@ public:
     // Generation: returns the output, (rows, C), valid until the next call of a sublayer.
     const floatX* cached(const CachedStep& step, const AttentionActivations& a) const;
 
-    // Arguments of the calls on these activations, to prepare or measure them. Backward reads the output's gradient
-    // from Workspace::datty and writes that of q, k and v to AttentionScratch::dqkv.
-    AttentionForward<floatX> forward_arguments(const AttentionActivations& a, const AttentionShape& shape) const;
-    AttentionBackward<floatX> backward_arguments(const AttentionActivations& a, const AttentionShape& shape) const;
-    // Fills what the calls read with values drawn from a normal distribution.
-    void fill_randomly(const AttentionActivations& a) const;
-
 private:
-    AttentionShape shape(const Batch& batch) const;
-    // Returns attention's output for the tokens and heads of this rank's attention: atty, unless ranks exchange heads
-    // for tokens.
-    floatX* attended(const AttentionActivations& a) const { return tools_.sizes.ulysses > 1 ? a.attended : a.atty; }
-
     const StageTools& tools_;
     Linear c_attn_;   // column parallel
     QkNorms qk_norms_;
     Linear c_proj_;   // row parallel
-    AttentionScratch scratch_;
 };

@@ -56,7 +56,6 @@ public:
     // Calls show(name, values, count) for each activation, in the order of forward, with llm.c's names.
     void show(const std::function<void(const char*, const floatX*, std::int64_t)>& show, const ForwardPass& pass,
               const LayerActivations& a, const floatX* out) const;
-    const Attention& attention() const { return attention_; }
 
 private:
     bool norms_after() const { return tools_.sizes.model.norm_after(); }

@@ -108,7 +108,7 @@ void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const Attenti
                        std::byte* aside) const {
     const RankSizes& sizes = tools_.sizes;
     const Rows all{0, sizes.rows()};
-    const Positions positions = tools_.context.positions(args.pass.batch);
+    const Positions positions = tools_.attention.positions(args.pass.batch);
     const RotaryAngles angles{0, sizes.T, positions, rotary_frequencies(sizes.model), true};
     if (kind() == QkNorm::head) return backward_of_heads(head_norms(dqkv, all, angles, a), args, aside);
     rotate(dqkv, all, angles);

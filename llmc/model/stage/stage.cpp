@@ -56,8 +56,6 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
       matmul_(arena, options.matmul),
       tp_(options.groups.tp, options.sequence_parallel, options.tp_chunks, arena, stream),
       vocabulary_(options.groups.tp, arena, stream),
-      context_(context(), options.groups.ring, options.groups.ulysses, arena, stream,
-               options.in_flight.delayed == 0),   // else delayed gradients of weights read what backward could reuse
       router_bias_(config, arena, stream) {
     check_options(config, options);
     if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
@@ -80,13 +78,16 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     const bool shards_gradients = is_sharded(StateKind::gradients, options.place.zero_stage);
     const std::int64_t norm_bytes = shards_gradients ? static_cast<std::int64_t>(size_of(options.grad_dtype)) : 0;
     micro_batches_.emplace(arena, options_.chunks, sizes_, options.recompute, options_.in_flight, norm_bytes, stream);
-    AttentionUse attention_use{context().ring_size() > 1, options.backward, {}};
-    for (int length : options.shorter_lengths) {
-        attention_use.other_shapes.push_back(sizes_of(options.B * (options.T / length), length).attention());
-    }
-    attention_choice_.emplace(options.attention, sizes_.attention(), arena, std::move(attention_use));
     workspace_.emplace(arena, sizes_, head ? classifier_rows : 0, options.backward);
-    tools_.emplace(StageTools{matmul_, *attention_choice_, tp_, vocabulary_, context_,
+    CoreAttentionOptions attention{options.attention, options.backward, context(), options.groups.ring,
+                                   options.groups.ulysses};
+    attention.reusable = options.in_flight.delayed == 0;   // else delayed gradients of weights read that memory
+    for (int length : options.shorter_lengths) {
+        attention.other_shapes.push_back(sizes_of(options.B * (options.T / length), length).attention());
+    }
+    attention_.emplace(attention, sizes_, micro_batches_->any_activations().layers[0].attention, *workspace_, arena,
+                       stream);
+    tools_.emplace(StageTools{matmul_, *attention_, tp_, vocabulary_,
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});
     tools_->router_bias = router_bias_.data();
@@ -108,8 +109,6 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
         }
         if (chunk.head) head_.emplace(*tools_, unsharded_, classifier_rows);
     }
-    attention_.emplace(*attention_choice_, *tools_, layers_[0].layer, micro_batches_->any_activations().layers[0]);
-    if (options.attention != AttentionKind::auto_) attention_->use(options.attention);
 }
 
 RankSizes Stage::sizes_of(int B, int T) const {
@@ -131,7 +130,7 @@ void Stage::set_batch_shape(int B, int T) {
 void Stage::tell_sizes() {
     tp_.set_sizes(sizes_);
     vocabulary_.set_sizes(sizes_);
-    context_.set_sizes(sizes_);
+    attention_->set_sizes(sizes_);
 }
 
 // Returns the layers of a chunk.

@@ -29,7 +29,6 @@
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/parameters/weights.h"
 #include "llmc/model/stage/expert_totals.h"
-#include "llmc/model/stage/stage_attention.h"
 #include "llmc/model/stage/stage_options.h"
 
 class Stage {
@@ -44,7 +43,7 @@ public:
     const ParamTable& table() const { return storage_->table(); }
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
-    StageAttention& attention() { return *attention_; }
+    CoreAttention& attention() { return *attention_; }
     MicroBatches& micro_batches() { return *micro_batches_; }
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // this rank's part
@@ -71,7 +70,6 @@ public:
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.
     void set_batch_shape(int B, int T);
-    const ContextParallel& context_parallel() const { return context_; }
 
     // ---- experts
     // Sets ForwardPass::sequence_share for the next steps.
@@ -150,7 +148,6 @@ private:
     Matmul matmul_;
     TpRegion tp_;
     VocabularyRegion vocabulary_;
-    ContextParallel context_;
     ExpertRanks one_device_of_experts_;
     std::unique_ptr<ParamStorage> storage_;
     ModelState<floatX> parameters_, unsharded_;
@@ -163,11 +160,10 @@ private:
     RankSizes sizes_;
     int max_rows_;   // B x T that there is room for
     std::optional<MicroBatches> micro_batches_;
-    std::optional<AttentionChoice<floatX>> attention_choice_;
     std::optional<Workspace> workspace_;
+    std::optional<CoreAttention> attention_;
     std::optional<StageTools> tools_;
     std::optional<Embedding> embedding_;
     std::vector<Placed> layers_;
     std::optional<Head> head_;
-    std::optional<StageAttention> attention_;
 };

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/matmul/matmul.h"
-#include "llmc/model/attention_choice.h"
 #include "llmc/model/stage/micro_batches.h"
 
 class Communicator;   // llmc/process/comm.h

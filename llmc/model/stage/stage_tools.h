@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "llmc/kernels/matmul/matmul.h"
-#include "llmc/model/context/context_parallel.h"
+#include "llmc/model/attention/core_attention.h"
 #include "llmc/model/layer/tp_region.h"
 #include "llmc/model/memory/activations.h"
 #include "llmc/model/vocabulary_region.h"
@@ -25,10 +25,9 @@ struct ExpertTotals {
 // Objects and settings. On one device the parts for parallelism do nothing.
 struct StageTools {
     Matmul& matmul;
-    const AttentionChoice<floatX>& attention;
+    CoreAttention& attention;
     TpRegion& tp;
     VocabularyRegion& vocabulary;
-    ContextParallel& context;
     ExpertRanks& expert_ranks;
     const RankSizes& sizes;   // sizes of the current micro-batches
     const Workspace& workspace;

@@ -7,7 +7,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/accumulate.cuh"
-#include "llmc/model/attention_choice.h"
+#include "llmc/model/attention/attention_choice.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/value_bytes.h"

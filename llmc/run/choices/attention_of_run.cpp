@@ -1,6 +1,6 @@
 #include "llmc/run/choices/attention_of_run.h"
 
-#include "llmc/model/context/ring.h"
+#include "llmc/model/attention/ring.h"
 
 namespace {
 
@@ -28,7 +28,7 @@ std::string take_on_all(Stage& model, AttentionKind kind, World& world) {
 }   // namespace
 
 std::string take_faster_attention(Stage& model, World& world) {
-    StageAttention::Fastest faster{model.attention().kind(), ""};
+    CoreAttention::Fastest faster{model.attention().kind(), ""};
     if (world.is_first()) faster = model.attention().fastest();
     if (world.all() != nullptr) {
         Arena arena;

@@ -17,7 +17,7 @@
 std::string settle_attention(Stage& model, AttentionKind requested, AttentionKind earlier, World& world);
 
 // Returns a warning if the ring's hops take longer than the attention they should hide behind, as this rank measures it
-// (ring_warning, llmc/model/context/ring.h); else an empty string. Collective.
+// (ring_warning, llmc/model/attention/ring.h); else an empty string. Collective.
 std::string warning_about_ring(Stage& model, World& world);
 
 // Makes all ranks use the attention that rank 0 measures as the faster one. Collective. Returns an empty string or a

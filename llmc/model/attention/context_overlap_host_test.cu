@@ -7,7 +7,7 @@
 #include "llmc/cuda_on_cpu/clock/record.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/mesh/context_cut.h"
-#include "llmc/model/context/ring.h"
+#include "llmc/model/attention/ring.h"
 #include "llmc/process/on_ranks_testing.h"
 
 namespace {

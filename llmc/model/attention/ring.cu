@@ -1,4 +1,4 @@
-#include "llmc/model/context/ring.h"
+#include "llmc/model/attention/ring.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "llmc/model/context/ulysses.h"
+#include "llmc/model/attention/ulysses.h"
 
 #include "llmc/kernels/transpose_pieces.cuh"
 

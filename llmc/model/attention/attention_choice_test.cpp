@@ -1,5 +1,5 @@
 // Attention as chosen, with outputs of the model's precision and of fp32.
-#include "llmc/model/attention_choice.h"
+#include "llmc/model/attention/attention_choice.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // Attention over a sequence that ranks share, alone: against double precision, and what it sends.
-#include "llmc/model/context/context_parallel.h"
+#include "llmc/model/attention/core_attention.h"
 
 #include <doctest/doctest.h>
 
@@ -53,15 +53,17 @@ struct Inputs {
 class RankOfCase {
 public:
     RankOfCase(const Case& c, World& world, Arena& arena, cudaStream_t stream)
-        : c_(c),
-          arena_(arena),
-          stream_(stream),
-          positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
+        : c_(c), stream_(stream), positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
         sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.NH / c.group, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
         groups_ = stage_groups(world, c.ulysses);
-        context_.emplace(ContextCut{c.cp, c.ulysses, world.at().cp}, groups_.ring, groups_.ulysses, arena, stream);
-        context_->set_sizes(sizes_);
-        attention_.emplace(c.attention, sizes_.attention(), arena, AttentionUse{c.ulysses < c.cp});
+        workspace_.emplace(arena, sizes_, 0);
+        a_.visit(sizes_, [&](const KeptTensor& tensor, void*& address) {
+            if (tensor.elements > 0) address = memory_.take<std::byte>(arena, "test/activations", tensor.bytes());
+        });
+        const ContextCut cut{c.cp, c.ulysses, world.at().cp};
+        attention_.emplace(CoreAttentionOptions{c.attention, true, cut, groups_.ring, groups_.ulysses}, sizes_, a_,
+                           *workspace_, arena, stream);
+        attention_->set_sizes(sizes_);
     }
 
     struct Found {
@@ -69,27 +71,14 @@ public:
     };
     Found run(const Inputs& inputs) {
         const auto rows = static_cast<std::size_t>(sizes_.rows()), token = c_.token(), keys = c_.token(true);
-        const auto qkv = upload({&inputs.q, &inputs.k, &inputs.v}), dout = upload({&inputs.dout});
-        const auto attended = arena_.allocate<floatX>("test/attended", rows * token);
-        const auto out = c_.ulysses > 1 ? arena_.allocate<floatX>("test/out", rows * token) : attended;
-        const auto dqkv = arena_.allocate<floatX>("test/dqkv", qkv.size());
-        const auto lse = arena_.allocate<float>("test/lse", rows * static_cast<std::size_t>(c_.NH));
-        const auto delta = arena_.allocate<float>("test/delta", rows * static_cast<std::size_t>(c_.NH));
-        const AttentionShape s = sizes_.attention();
-        auto part = [&](auto* packed, int i) { return packed_heads(packed, i, s.Tq, s.NH, s.HS, s.kv_heads()); };
-        const floatX *q = qkv.data(), *y = attended.data(), *dy = dout.data();
-        const auto attended_heads = contiguous_heads(attended.data(), s.Tq, s.NH, s.HS);
-        const AttentionForward<floatX> forward{attended_heads, lse.data(), part(q, 0), part(q, 1), part(q, 2), s};
-        context_->attend(*attention_, forward, qkv.data(), out.data());
-        const auto y_heads = contiguous_heads(y, s.Tq, s.NH, s.HS), dy_heads = contiguous_heads(dy, s.Tq, s.NH, s.HS);
-        const AttentionBackward<floatX> backward{
-            part(dqkv.data(), 0), part(dqkv.data(), 1), part(dqkv.data(), 2), delta.data(), dy_heads, y_heads,
-            lse.data(),           part(q, 0),           part(q, 1),           part(q, 2),   s};
+        upload(a_.qkv, {&inputs.q, &inputs.k, &inputs.v});
+        upload(workspace_->datty, {&inputs.dout});
+        attention_->forward(a_, {});
         WeightGradientQueue queue;
-        context_->attend_backward(*attention_, backward, dqkv.data(), dout.data(), {}, queue);
+        attention_->backward(a_, {}, {}, queue);
         const std::size_t row = token + 2 * keys;
-        const std::vector<floatX> gradients = dqkv.download(stream_, 0, rows * row);
-        return {widened(out.download(stream_), token, 0, token), widened(gradients, row, 0, token),
+        const std::vector<floatX> gradients = download(workspace_->layer.attention.dqkv, rows * row);
+        return {widened(download(a_.atty, rows * token), token, 0, token), widened(gradients, row, 0, token),
                 widened(gradients, row, token, keys), widened(gradients, row, token + keys, keys)};
     }
 
@@ -108,13 +97,13 @@ public:
         }
         return values;
     }
-    const ContextParallel& context() const { return *context_; }
+    const CoreAttention& attention() const { return *attention_; }
     const StageGroups& groups() const { return groups_; }
     const std::vector<int>& positions() const { return positions_; }
 
 private:
     // Rows of all parts' channels.
-    DeviceBuffer<floatX> upload(const std::vector<const Doubles*>& parts) {
+    void upload(floatX* to, const std::vector<const Doubles*>& parts) {
         std::vector<Doubles> mine;
         for (const Doubles* part : parts) mine.push_back(own(*part));
         const auto rows = static_cast<std::size_t>(sizes_.rows());
@@ -126,11 +115,14 @@ private:
                     values.push_back(static_cast<floatX>(static_cast<float>(part[row * token + i])));
             }
         }
-        values.resize(
-            std::max(values.size(), rows * static_cast<std::size_t>(sizes_.attended_width())));   // copies too
-        DeviceBuffer<floatX> buffer = arena_.allocate<floatX>("test/values", values.size());
-        buffer.upload(values, stream_);
-        return buffer;
+        CUDA_CHECK(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(floatX), cudaMemcpyHostToDevice, stream_));
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+    }
+    std::vector<floatX> download(const floatX* from, std::size_t count) const {
+        std::vector<floatX> values(count);
+        CUDA_CHECK(cudaMemcpyAsync(values.data(), from, count * sizeof(floatX), cudaMemcpyDeviceToHost, stream_));
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        return values;
     }
     // `count` channels from `first` on of rows of `row`.
     static Doubles widened(const std::vector<floatX>& values, std::size_t row, std::size_t first, std::size_t count) {
@@ -143,13 +135,14 @@ private:
     }
 
     Case c_;
-    Arena& arena_;
     cudaStream_t stream_;
     std::vector<int> positions_;
     RankSizes sizes_{};
     StageGroups groups_;
-    std::optional<ContextParallel> context_;
-    std::optional<AttentionChoice<floatX>> attention_;
+    Buffers memory_;
+    AttentionActivations a_;
+    std::optional<Workspace> workspace_;
+    std::optional<CoreAttention> attention_;
 };
 
 // Distances from double precision, by tensor norm over all ranks: of the output, dq, dk, dv.
@@ -271,7 +264,7 @@ TEST_CASE("context parallel: bytes sent are those that ring.h states, and kept p
                            "ring: ", sent(rank.groups().ring));
                 me.require(sent(rank.groups().ulysses) == 2 * 2 * (s + kv) * (u - 1) / u * e,
                            "ulysses: ", sent(rank.groups().ulysses));
-                const Positions positions = rank.context().positions();
+                const Positions positions = rank.attention().positions();
                 std::vector<int> list(rank.positions().size());
                 CUDA_CHECK(cudaMemcpyAsync(list.data(), positions.list, list.size() * sizeof(int),
                                            cudaMemcpyDeviceToHost, me.stream));
