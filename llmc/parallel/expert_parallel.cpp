@@ -11,20 +11,12 @@
 
 namespace {
 
-class ExpertSharers : public ExpertRanks {
+// Ranks that share sequences.
+class SequenceSharers : public ExpertRanks {
 public:
-    // `sharers`: ranks that share sequences, if their counts are wanted; `holders`: ranks that experts are dealt out
-    // to. Null: this rank alone. `planned`: the other ranks do not run, and all experts get the same number of rows.
-    ExpertSharers(Communicator* sharers, Communicator* holders, bool planned, const StageOptions& options, int experts,
-                  const Arena& arena)
-        : sharers_(sharers),
-          holders_(holders),
-          planned_(planned),
-          tp_rank_(options.place.at.tp),
-          wanted_tp_chunks_(options.tp_chunks),
-          chunks_(holders ? std::min(options.ep_chunks, experts / holders->size()) : 1),
-          arrived_(static_cast<std::size_t>(chunks_)),
-          ends_(holders && !arena.counts() ? static_cast<std::size_t>(holders->size() * experts) : 0) {}
+    // `sharers`: null if their counts are not wanted, or this rank has whole sequences.
+    SequenceSharers(Communicator* sharers, const StageOptions& options)
+        : sharers_(sharers), tp_rank_(options.place.at.tp), wanted_tp_chunks_(options.tp_chunks) {}
 
     // Each tp rank has a part of every chunk of rows (tp_region.h).
     RowSequences sequences(const RankSizes& sizes) const override {
@@ -36,6 +28,24 @@ public:
     void add_over_sequences(std::int32_t* counts, std::size_t n, cudaStream_t stream) override {
         if (sharers_ != nullptr) sharers_->all_reduce(counts, n, ReduceOp::sum, stream);
     }
+
+private:
+    Communicator* sharers_;
+    int tp_rank_, wanted_tp_chunks_;
+};
+
+// Ranks that experts are dealt out to, `holders`.
+class ExpertHolders : public SequenceSharers {
+public:
+    // `planned`: the other ranks do not run, and all experts get the same number of rows.
+    ExpertHolders(Communicator& holders, Communicator* sharers, bool planned, const StageOptions& options, int experts,
+                  const Arena& arena)
+        : SequenceSharers(sharers, options),
+          holders_(holders),
+          planned_(planned),
+          chunks_(std::min(options.ep_chunks, experts / holders.size())),
+          arrived_(static_cast<std::size_t>(chunks_)),
+          ends_(arena.counts() ? 0 : static_cast<std::size_t>(holders.size() * experts)) {}
 
     int chunks() const override { return chunks_; }
     HeldChunk held(const void* choice, int chunk) override {
@@ -54,8 +64,8 @@ public:
     void begin_exchange(const void* choice, const std::int32_t* offsets, int rows, int E,
                         std::int32_t* counts) override {
         ENSURE(counting_.choice == nullptr, "counts of two exchanges at once");
-        const auto experts = static_cast<std::size_t>(E), all = static_cast<std::size_t>(holders_->size()) * experts;
-        holders_->all_gather(counts, offsets + 1, experts, traffic_.get());
+        const auto experts = static_cast<std::size_t>(E), all = static_cast<std::size_t>(holders_.size()) * experts;
+        holders_.all_gather(counts, offsets + 1, experts, traffic_.get());
         CUDA_CHECK(cudaMemcpyAsync(ends_.values().data(), counts, sizeof(std::int32_t) * all, cudaMemcpyDeviceToHost,
                                    traffic_.get()));
         counted_.record(traffic_.get());
@@ -72,7 +82,7 @@ public:
         const HeldChunk own = held(choice, chunk);
         const Exchange& all = exchange_of(choice);
         {
-            const Communicator::Group together(*holders_);
+            const Communicator::Group together(holders_);
             for (const Rows& part : rows) exchange(part, all, own, back);
         }
         arrived_[static_cast<std::size_t>(chunk)].record(traffic_.get());
@@ -128,7 +138,7 @@ private:
     // Waits for the counts, and notes which rows go where.
     void finish_counting() {
         const auto [choice, rows, E] = std::exchange(counting_, {});
-        const int ranks = holders_->size();
+        const int ranks = holders_.size();
         wait_for(counted_.get());
         const auto counted = ends_.values().first(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(E));
         std::vector<std::int32_t> ends(counted.begin(), counted.end());
@@ -136,7 +146,7 @@ private:
             const auto expert = static_cast<std::int64_t>(i % static_cast<std::size_t>(E));
             ends[i] = static_cast<std::int32_t>(std::int64_t{rows} * (expert + 1) / E);
         }
-        Exchange exchange(holders_->rank(), ranks, ends);
+        Exchange exchange(holders_.rank(), ranks, ends);
         const int experts = E / ranks;
         for (int chunk = 0; chunk < chunks_; chunk++) {
             const int first = first_expert(chunk, experts), end = first_expert(chunk + 1, experts);
@@ -170,29 +180,29 @@ private:
             return std::span(by_rank[static_cast<std::size_t>(rank)])
                 .subspan(static_cast<std::size_t>(chunk.first_expert), static_cast<std::size_t>(chunk.experts));
         };
-        const auto sent = of_chunk(all.sent, holders_->rank()), came = of_chunk(all.came, holders_->rank());
+        const auto sent = of_chunk(all.sent, holders_.rank()), came = of_chunk(all.came, holders_.rank());
         for (std::size_t e = 0; e < sent.size(); e++) {   // rows that stay on this rank
             if (sent[e].rows == 0) continue;
             T* const into = to + offset(back ? sent[e].local : came[e].held);
             const T* const out_of = from + offset(back ? came[e].held : sent[e].local);
             CUDA_CHECK(cudaMemcpyAsync(into, out_of, sizeof(T) * count(sent[e]), cudaMemcpyDeviceToDevice, stream));
         }
-        for (int peer = 0; peer < holders_->size(); peer++) {
-            if (peer == holders_->rank()) continue;
+        for (int peer = 0; peer < holders_.size(); peer++) {
+            if (peer == holders_.rank()) continue;
             for (const Exchange::Transfer& local : of_chunk(all.sent, peer)) {
                 if (local.rows == 0) continue;
                 if (back) {
-                    holders_->receive(to + offset(local.local), count(local), peer, stream);
+                    holders_.receive(to + offset(local.local), count(local), peer, stream);
                 } else {
-                    holders_->send(from + offset(local.local), count(local), peer, stream);
+                    holders_.send(from + offset(local.local), count(local), peer, stream);
                 }
             }
             for (const Exchange::Transfer& held : of_chunk(all.came, peer)) {
                 if (held.rows == 0) continue;
                 if (back) {
-                    holders_->send(from + offset(held.held), count(held), peer, stream);
+                    holders_.send(from + offset(held.held), count(held), peer, stream);
                 } else {
-                    holders_->receive(to + offset(held.held), count(held), peer, stream);
+                    holders_.receive(to + offset(held.held), count(held), peer, stream);
                 }
             }
         }
@@ -203,9 +213,9 @@ private:
         int rows = 0, E = 0;
     };
 
-    Communicator *sharers_, *holders_;
+    Communicator& holders_;
     bool planned_;
-    int tp_rank_, wanted_tp_chunks_, chunks_;
+    int chunks_;
     std::map<const void*, Exchange> exchanges_;
     OwnedStream traffic_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, counted_;
@@ -228,7 +238,9 @@ std::unique_ptr<ExpertRanks> make_expert_ranks(World& world, const StageOptions&
         sharers = world.group(options.sequence_parallel ? AxisSet{Axis::cp, Axis::tp} : AxisSet{Axis::cp});
     }
     if (options.place.mesh.ep > 1) holders = expert_group(world);
-    if (sharers == nullptr && holders == nullptr) return nullptr;
-    return std::make_unique<ExpertSharers>(sharers, holders, world.is_planned(), options,
-                                           static_cast<int>(config.experts), arena);
+    if (holders != nullptr) {
+        return std::make_unique<ExpertHolders>(*holders, sharers, world.is_planned(), options,
+                                               static_cast<int>(config.experts), arena);
+    }
+    return sharers != nullptr ? std::make_unique<SequenceSharers>(sharers, options) : nullptr;
 }

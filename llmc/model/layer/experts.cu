@@ -9,7 +9,6 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/kernels/swiglu.cuh"
-#include "llmc/model/layer/expert_ranks.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters and memory
@@ -90,7 +89,7 @@ Experts::Chunk Experts::chunk(const ExpertsActivations& a, int tokens, int numbe
 template <class Work>
 void Experts::for_chunks(const ExpertsActivations& a, int tokens, Work&& work) const {
     for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
-        if (dealt()) tools_.expert_ranks.wait(number, tools_.stream);
+        tools_.expert_ranks.wait(number, tools_.stream);
         work(chunk(a, tokens, number));
     }
 }
@@ -103,10 +102,26 @@ const floatX* Experts::weights(const Chunk& chunk, const Matrices& matrices) con
     return matrices.weights + std::int64_t{chunk.first_expert} * matrices.out * matrices.in;
 }
 
-ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, const Chunk& chunk) const {
-    const floatX* const hidden = chunk.of(a.hidden, in_.out);
-    if (!dealt()) return {hidden, a.weight, a.source, chunk.rows, out_.in, model().gated()};
-    return {hidden, chunk.of(a.held_weight, 1), nullptr, chunk.rows, out_.in, model().gated()};
+// On one device they are rows of tokens, which matmuls gather in the load. If experts are dealt out, rows have come
+// from all ranks in the order of experts, and go back.
+struct Experts::HeldRows {
+    const floatX *in, *dout;      // inputs, and gradients of outputs: the experts' rows, or those of which `gathered`
+    GatheredRows gathered;        // says which belong to experts
+    const float* weight;          // of row i: element i, or element source[i]
+    const std::int32_t* source;   // or null
+    float* dweight;               // as `weight`
+    const floatX *out, *din;      // outputs, and gradients of inputs, of this rank's tokens, in the order of experts
+};
+Experts::HeldRows Experts::held_rows(const ExpertsActivations& a, const floatX* in, const floatX* dout,
+                                     int tokens) const {
+    const ExpertsScratch& s = scratch_;
+    if (!dealt()) return {in, dout, {a.source, tokens, chosen()}, a.weight, a.source, s.dweight, s.out, s.din};
+    return {a.in, s.dout, {}, a.held_weight, nullptr, s.held_dweight, s.own_rows, s.own_rows};
+}
+
+ExpertActivation<floatX> Experts::activation(const ExpertsActivations& a, const HeldRows& held,
+                                             const Chunk& chunk) const {
+    return {chunk.of(a.hidden, in_.out), chunk.of(held.weight, 1), held.source, chunk.rows, out_.in, model().gated()};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -155,33 +170,26 @@ void Experts::count(const ExpertsActivations& a) const {
     tools_.expert_ranks.add_over_sequences(counts, n, tools_.stream);
 }
 
-// If experts are dealt out, gathers rows of tokens, (tokens, C), to be sent. Else the experts' matmuls gather them in
-// the load: gathered().
+// If experts are dealt out, gathers rows of tokens, (tokens, C), to be sent.
 void Experts::gather(const floatX* from, const ExpertsActivations& a, int tokens) const {
     if (!dealt()) return;
     gather_rows(scratch_.own_rows, from, a.source, tokens * chosen(), tokens, chosen(), tools_.sizes.C, tools_.stream);
     tools_.expert_ranks.follow(tools_.stream);
 }
 
-GatheredRows Experts::gathered(const ExpertsActivations& a, int tokens) const {
-    if (dealt()) return {};
-    return {a.source, tokens, chosen()};
-}
-
 // Starts sending the rows that gather() has made, to `to`: before any work that may run beside it.
 void Experts::dispatch(floatX* to, const ExpertsActivations& a) const {
-    if (dealt()) tools_.expert_ranks.dispatch({ExpertRanks::rows(to, scratch_.own_rows, tools_.sizes.C)}, a.index);
+    tools_.expert_ranks.dispatch({ExpertRanks::rows(to, scratch_.own_rows, tools_.sizes.C)}, a.index);
 }
 
 // Gathers rows in forward: their weights travel too, unless they are kept from before, and the counts first.
 void Experts::gather_and_count(const floatX* in, int tokens, const ExpertsActivations& a, bool again) const {
     if (dealt() && !again) take_values(scratch_.own_values, a.weight, a.source, tokens * chosen(), tools_.stream);
     gather(in, a, tokens);
-    if (!dealt() || again) return;
+    if (again) return;
     tools_.expert_ranks.begin_exchange(a.index, a.offsets, tokens * chosen(), experts(), scratch_.counts);
 }
 void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) const {
-    if (!dealt()) return;
     if (again) {
         dispatch(a.in, a);
     } else {
@@ -193,12 +201,18 @@ void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) con
     tools_.expert_ranks.copy_held_offsets(a.held_offsets, a.index, tools_.stream);
 }
 
-// Adds up the experts' outputs for each token, and `more` (tokens, C) or null.
+// Starts sending back what a chunk has made.
+void Experts::return_rows(std::initializer_list<ExpertRanks::Rows> rows, const ExpertsActivations& a,
+                          const Chunk& chunk) const {
+    tools_.expert_ranks.follow(tools_.stream);
+    tools_.expert_ranks.combine(rows, a.index, chunk.number);
+}
+
+// Adds up what the experts have made for each token, and `more` (tokens, C) or null.
 void Experts::combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a,
                       int tokens) const {
-    if (dealt()) tools_.expert_ranks.wait(tools_.expert_ranks.chunks() - 1, tools_.stream);
-    combine_rows(sum, dealt() ? scratch_.own_rows : made, more, a.row, a.offsets + experts(), tokens, chosen(),
-                 tools_.sizes.C, tools_.stream);
+    tools_.expert_ranks.wait(tools_.expert_ranks.chunks() - 1, tools_.stream);
+    combine_rows(sum, made, more, a.row, a.offsets + experts(), tokens, chosen(), tools_.sizes.C, tools_.stream);
 }
 
 void Experts::activate_shared(const ExpertsActivations& a, int tokens) const {
@@ -224,20 +238,18 @@ void Experts::run(floatX* sum, const floatX* in, int tokens, const ExpertsActiva
     gather_and_count(in, tokens, a, again);
     run_shared(sum, in, tokens, a);
     dispatch_with_weights(a, again);
+    const HeldRows held = held_rows(a, in, nullptr, tokens);
     for_chunks(a, tokens, [&](const Chunk& chunk) {
         floatX* const activated = chunk.of(a.activated, out_.in);
-        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, dealt() ? chunk.of(a.in, in_.in) : in,
-                                  weights(chunk, in_), grouped(chunk, in_), activation(a, chunk), tools_.stream,
-                                  gathered(a, tokens));
+        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, chunk.of(held.in, in_.in),
+                                  weights(chunk, in_), grouped(chunk, in_), activation(a, held, chunk), tools_.stream,
+                                  held.gathered);
         if (sum == nullptr) return;
         floatX* const out = chunk.of(scratch_.out, out_.out);
         grouped_forward(out, activated, weights(chunk, out_), grouped(chunk, out_), tools_.stream);
-        if (!dealt()) return;
-        tools_.expert_ranks.follow(tools_.stream);
-        tools_.expert_ranks.combine({ExpertRanks::rows(scratch_.own_rows, scratch_.out, out_.out)}, a.index,
-                                    chunk.number);
+        return_rows({ExpertRanks::rows(scratch_.own_rows, scratch_.out, out_.out)}, a, chunk);
     });
-    if (sum != nullptr) combine(sum, scratch_.out, shared_out_ ? sum : nullptr, a, tokens);
+    if (sum != nullptr) combine(sum, held.out, shared_out_ ? sum : nullptr, a, tokens);
 }
 
 void Experts::forward(floatX* out, const floatX* in, const Join& join, const ForwardPass& pass,
@@ -260,9 +272,10 @@ const floatX* Experts::cached(const CachedStep& step, const ExpertsActivations& 
 
 void Experts::recompute(const ExpertsActivations& a, Recompute level) const {
     if (level < Recompute::gelu) return;
+    const HeldRows held = held_rows(a, nullptr, nullptr, rows());
     for (int number = 0; number < tools_.expert_ranks.chunks(); number++) {
         const Chunk part = chunk(a, rows(), number);
-        expert_activation(part.of(a.activated, out_.in), activation(a, part), tools_.stream);
+        expert_activation(part.of(a.activated, out_.in), activation(a, held, part), tools_.stream);
     }
     if (shared_in_) activate_shared(a, rows());
 }
@@ -330,18 +343,17 @@ void Experts::shared_backward(floatX* din, const floatX* kept_dout, const Sublay
     shared_in_->backward_input(din, dhidden, count);
 }
 
-// Compute the gradients of a chunk's weights: of the second matrices from `dout`, of the first from a.hidden, which has
-// its gradient.
-void Experts::backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* dout,
+// Compute the gradients of a chunk's weights: of the second matrices from held.dout, of the first from a.hidden, which
+// has its gradient.
+void Experts::backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const HeldRows& held,
                                   const ExpertsActivations& a) const {
-    add_weight_gradient(to, weights(chunk, out_) - out_.weights, type, chunk.of(dout, out_.out),
-                        chunk.of(a.activated, out_.in), grouped(chunk, out_), tools_.stream, gathered(a, rows()));
+    add_weight_gradient(to, weights(chunk, out_) - out_.weights, type, chunk.of(held.dout, out_.out),
+                        chunk.of(a.activated, out_.in), grouped(chunk, out_), tools_.stream, held.gathered);
 }
-void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* in,
+void Experts::backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const HeldRows& held,
                                  const ExpertsActivations& a) const {
-    const floatX* const rows_in = dealt() ? chunk.of(a.in, in_.in) : in;
-    add_weight_gradient(to, weights(chunk, in_) - in_.weights, type, chunk.of(a.hidden, in_.out), rows_in,
-                        grouped(chunk, in_), tools_.stream, {}, gathered(a, rows()));
+    add_weight_gradient(to, weights(chunk, in_) - in_.weights, type, chunk.of(a.hidden, in_.out),
+                        chunk.of(held.in, in_.in), grouped(chunk, in_), tools_.stream, {}, held.gathered);
 }
 
 // Queues the gradients of the experts' weights. If experts are dealt out, the outputs' gradient is sent again, because
@@ -351,10 +363,11 @@ void Experts::queue_weight_gradients(const floatX* kept_dout, const SublayerBack
     args.queue.add({.run = [=, this, in = args.in, &gradients = args.gradients] {
         gather(kept_dout, a, rows());
         dispatch(scratch_.dout, a);
+        const HeldRows held = held_rows(a, in, kept_dout, rows());
         const GradientTarget of_out = gradients.next(out_.index), of_in = gradients.next(in_.index);
         for_chunks(a, rows(), [&](const Chunk& chunk) {
-            backward_out_weight(of_out, gradients.type(), chunk, dealt() ? scratch_.dout : kept_dout, a);
-            backward_in_weight(of_in, gradients.type(), chunk, in, a);
+            backward_out_weight(of_out, gradients.type(), chunk, held, a);
+            backward_in_weight(of_in, gradients.type(), chunk, held, a);
         });
     }});
 }
@@ -371,27 +384,23 @@ void Experts::queue_router_gradient(const SublayerBackward& args, const ExpertsA
 void Experts::experts_backward(const SublayerBackward& args, const ExpertsActivations& a) const {
     const cudaStream_t stream = tools_.stream;
     floatX* const dhidden = a.hidden;
-    const floatX* const dout = dealt() ? scratch_.dout : args.dout;
+    const HeldRows held = held_rows(a, args.in, args.dout, rows());
     GradientTarget of_out, of_in;
     const DType type = args.gradients.type();
     if (!args.delayed()) of_out = args.gradients.next(out_.index), of_in = args.gradients.next(in_.index);
     for_chunks(a, rows(), [&](const Chunk& chunk) {
-        if (!args.delayed()) backward_out_weight(of_out, type, chunk, dout, a);
+        if (!args.delayed()) backward_out_weight(of_out, type, chunk, held, a);
         floatX* const dactivated = chunk.of(scratch_.dactivated, out_.in);
-        grouped_input_gradient(dactivated, chunk.of(dout, out_.out), weights(chunk, out_), grouped(chunk, out_), false,
-                               stream, gathered(a, rows()));
-        expert_activation_backward(chunk.of(dhidden, in_.out),
-                                   dealt() ? chunk.of(scratch_.held_dweight, 1) : scratch_.dweight, dactivated,
-                                   activation(a, chunk), stream);
+        grouped_input_gradient(dactivated, chunk.of(held.dout, out_.out), weights(chunk, out_), grouped(chunk, out_),
+                               false, stream, held.gathered);
+        expert_activation_backward(chunk.of(dhidden, in_.out), chunk.of(held.dweight, 1), dactivated,
+                                   activation(a, held, chunk), stream);
         grouped_input_gradient(chunk.of(scratch_.din, in_.in), chunk.of(dhidden, in_.out), weights(chunk, in_),
                                grouped(chunk, in_), false, stream);
-        if (dealt()) {
-            tools_.expert_ranks.follow(stream);
-            tools_.expert_ranks.combine({ExpertRanks::rows(scratch_.own_rows, scratch_.din, in_.in),
-                                         ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
-                                        a.index, chunk.number);
-        }
-        if (!args.delayed()) backward_in_weight(of_in, type, chunk, args.in, a);
+        return_rows({ExpertRanks::rows(scratch_.own_rows, scratch_.din, in_.in),
+                     ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
+                    a, chunk);
+        if (!args.delayed()) backward_in_weight(of_in, type, chunk, held, a);
     });
 }
 
@@ -405,7 +414,7 @@ const floatX* Experts::backward(const SublayerBackward& args, const ExpertsActiv
     if (args.delayed()) queue_weight_gradients(kept_dout, args, a);
     if (shared_in_) shared_backward(din, kept_dout, args, a);
     experts_backward(args, a);
-    combine(din, scratch_.din, shared_in_ ? din : nullptr, a, tokens);
+    combine(din, held_rows(a, nullptr, nullptr, tokens).din, shared_in_ ? din : nullptr, a, tokens);
     if (dealt()) take_values(scratch_.dweight, scratch_.own_values, a.row, tokens * K, stream);
     if (args.pass.capacity_factor > 0) {
         std::int32_t* const dropped = tools_.expert_totals.dropped;

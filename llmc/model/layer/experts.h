@@ -17,10 +17,10 @@
 
 #include <optional>
 
+#include "llmc/model/layer/expert_ranks.h"
 #include "llmc/model/layer/linear.h"
 
 // llmc/kernels/experts
-struct GatheredRows;
 struct GroupedShape;
 struct RouterKind;
 template <class Real>
@@ -73,7 +73,9 @@ private:
     void for_chunks(const ExpertsActivations& a, int tokens, Work&& work) const;
     GroupedShape grouped(const Chunk& chunk, const Matrices& matrices) const;
     const floatX* weights(const Chunk& chunk, const Matrices& matrices) const;
-    ExpertActivation<floatX> activation(const ExpertsActivations& a, const Chunk& chunk) const;
+    struct HeldRows;   // says where the rows of this rank's experts are
+    HeldRows held_rows(const ExpertsActivations& a, const floatX* in, const floatX* dout, int tokens) const;
+    ExpertActivation<floatX> activation(const ExpertsActivations& a, const HeldRows& held, const Chunk& chunk) const;
 
     void choose(const floatX* in, int tokens, const ExpertsActivations& a, float capacity_factor, bool again) const;
     void order(const ExpertsActivations& a, int tokens, float capacity_factor) const;
@@ -83,10 +85,11 @@ private:
     void run_shared(floatX* out, const floatX* in, int tokens, const ExpertsActivations& a) const;
     void activate_shared(const ExpertsActivations& a, int tokens) const;
     void gather(const floatX* from, const ExpertsActivations& a, int tokens) const;
-    GatheredRows gathered(const ExpertsActivations& a, int tokens) const;
     void gather_and_count(const floatX* in, int tokens, const ExpertsActivations& a, bool again) const;
     void dispatch(floatX* to, const ExpertsActivations& a) const;
     void dispatch_with_weights(const ExpertsActivations& a, bool again) const;
+    void return_rows(std::initializer_list<ExpertRanks::Rows> rows, const ExpertsActivations& a,
+                     const Chunk& chunk) const;
     void combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a, int tokens) const;
     void route_backward(const ExpertsActivations& a, float sequence_share) const;
     void add_to_totals(const ExpertsActivations& a) const;
@@ -96,9 +99,9 @@ private:
     void queue_weight_gradients(const floatX* kept_dout, const SublayerBackward& args,
                                 const ExpertsActivations& a) const;
     void queue_router_gradient(const SublayerBackward& args, const ExpertsActivations& a) const;
-    void backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* dout,
+    void backward_out_weight(const GradientTarget& to, DType type, const Chunk& chunk, const HeldRows& held,
                              const ExpertsActivations& a) const;
-    void backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const floatX* in,
+    void backward_in_weight(const GradientTarget& to, DType type, const Chunk& chunk, const HeldRows& held,
                             const ExpertsActivations& a) const;
 
     const StageTools& tools_;
