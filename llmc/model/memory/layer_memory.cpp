@@ -4,32 +4,28 @@
 
 namespace {
 
-// Visits a norm's output and statistics, and its input, which backward needs: that is `projected` if norms come after
-// sublayers, else the residual stream.
-void visit_norm(NormOutput& norm, floatX*& projected, const RankSizes& sizes, const KeptVisitor& visitor,
-                const char* const (&names)[4]) {
-    const std::int64_t Rr = sizes.residual_rows(), elements = sizes.residual_elements();
-    const bool after = sizes.model.norm_after();
-    visitor(norm.out, {.name = names[0], .elements = after ? 0 : elements, .dropped_from = Recompute::gelu_norm});
+// Visits a norm's output and statistics. If norms come after sublayers, their outputs are not kept.
+void visit_norm(NormOutput& norm, const RankSizes& sizes, const KeptVisitor& visitor, const char* const (&names)[3]) {
+    const std::int64_t Rr = sizes.residual_rows(), elements = sizes.model.norm_after() ? 0 : sizes.residual_elements();
+    visitor(norm.out, {.name = names[0], .elements = elements, .dropped_from = Recompute::gelu_norm});
     visitor(norm.mean, {.name = names[1], .elements = sizes.model.norm == NormKind::layer ? Rr : 0, .statistic = true});
     visitor(norm.rstd, {.name = names[2], .elements = Rr, .statistic = true});
-    visitor(projected, {.name = names[3], .elements = after ? elements : 0});
 }
 
 }   // namespace
 
 void AttentionActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
     const std::int64_t R = sizes.rows(), NH = sizes.NH, KV = sizes.KV, HS = sizes.HS;
-    visitor(qkv, {.name = "qkv", .elements = R * sizes.attended_width()});
-    visitor(atty, {.name = "atty", .elements = R * NH * HS});
-    visitor(lse, {.name = "lse", .elements = R * NH, .statistic = true});
-    visitor(attended, {.name = "attended", .elements = sizes.ulysses > 1 ? R * NH * HS : 0});
     const QkNorm kind = sizes.model.qk_norm;
     const std::int64_t normed = kind == QkNorm::none ? 0 : R;
     visitor(q_raw, {.name = "q_raw", .elements = normed * NH * HS});
     visitor(k_raw, {.name = "k_raw", .elements = normed * KV * HS});
     visitor(q_rstd, {.name = "q_rstd", .elements = normed * (kind == QkNorm::row ? 1 : NH), .statistic = true});
     visitor(k_rstd, {.name = "k_rstd", .elements = normed * (kind == QkNorm::row ? 1 : KV), .statistic = true});
+    visitor(qkv, {.name = "qkv", .elements = R * sizes.attended_width()});
+    visitor(lse, {.name = "lse", .elements = R * NH, .statistic = true});
+    visitor(attended, {.name = "attended", .elements = sizes.ulysses > 1 ? R * NH * HS : 0});
+    visitor(atty, {.name = "atty", .elements = R * NH * HS});
 }
 
 void MlpActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
@@ -65,11 +61,14 @@ void ExpertsActivations::visit(const RankSizes& sizes, const KeptVisitor& visito
 }
 
 void LayerActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
-    visit_norm(ln_1, attproj, sizes, visitor, {"ln1", "ln1_mean", "ln1_rstd", "attproj"});
+    const std::int64_t elements = sizes.residual_elements(), projected = sizes.model.norm_after() ? elements : 0;
+    visit_norm(ln_1, sizes, visitor, {"ln1", "ln1_mean", "ln1_rstd"});
     attention.visit(sizes, visitor);
-    visitor(residual2, {.name = "residual2", .elements = sizes.residual_elements()});
-    visit_norm(ln_2, fcproj, sizes, visitor, {"ln2", "ln2_mean", "ln2_rstd", "fcproj"});
+    visitor(attproj, {.name = "attproj", .elements = projected});
+    visitor(residual2, {.name = "residual2", .elements = elements});
+    visit_norm(ln_2, sizes, visitor, {"ln2", "ln2_mean", "ln2_rstd"});
     sizes.model.experts > 0 ? experts.visit(sizes, visitor) : mlp.visit(sizes, visitor);
+    visitor(fcproj, {.name = "fcproj", .elements = projected});
 }
 
 std::vector<KeptTensor> layer_kept(const RankSizes& sizes) {

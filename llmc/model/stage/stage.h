@@ -44,6 +44,7 @@ public:
     cudaStream_t stream() const { return stream_; }
     Matmul& matmul() { return matmul_; }
     CoreAttention& attention() { return *attention_; }
+    const CoreAttention& attention() const { return *attention_; }
     MicroBatches& micro_batches() { return *micro_batches_; }
 
     const ModelState<floatX>& parameters() const { return parameters_; }   // this rank's part
