@@ -70,15 +70,14 @@ void Optimizer::make_tables(Arena& arena) {
         const ParamInfo& info = stage_.table()[place.param];
         const OptimizerKind rule = rule_of(info, options_);
         const bool adapts = reads_norms(rule) && info.decays;
-        auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m",
-                       const char* v = "v") {
+        auto add = [&](auto& to, const std::vector<OwnedRange>& ranges, auto&& begin_of, const char* m = "m") {
             for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
                 auto address = [&](const auto& state) { return begin_of(state) + part.local_begin; };
                 to.push_back({.parameter = address(stage_.parameters()),
                               .master = weights != states_.end() ? address(weights->values) : nullptr,
                               .gradient = address(gradients_),
                               .m = address(state(m)),
-                              .v = has_second_moment(rule) || v != std::string_view("v") ? address(state(v)) : nullptr,
+                              .v = has_second_moment(rule) ? address(state("v")) : nullptr,
                               .count = part.length,
                               .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                               .tensor_key = info.random_tensor(),
@@ -180,13 +179,14 @@ void Optimizer::set_step(int step, float learning_rate, const GradNorm* norm) {
         const NewtonSchulz iterations = newton_schulz(options_.muon_coefficients);
         of_tensors.learning_rate = options_.lr > 0 ? learning_rate / options_.lr * options_.muon_lr : 0.0f;
         of_tensors.beta1 = options_.muon_momentum;
-        of_tensors.trust = iterations.norm_scale;
-        of_tensors.epsilon = iterations.norm_epsilon;
+        of_tensors.norm_scale = iterations.norm_scale;
+        of_tensors.norm_epsilon = iterations.norm_epsilon;
     }
     set_update_step(tables_->counted_once, of_tensors, stream());
     set_update_step(tables_->directions, of_tensors, stream());
     set_update_step(tables_->orthogonal, of_tensors, stream());
-    how.beta1 = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
+    // forgets the first weights soon, as TensorFlow's ExponentialMovingAverage does with num_updates
+    how.average_decay = std::min(options_.ema, (1.0f + static_cast<float>(step)) / (10.0f + static_cast<float>(step)));
     set_update_step(tables_->averages, how, stream());
 }
 

@@ -100,7 +100,7 @@ void OuterStep::make_tables(Arena& arena) {
         const std::string name = text("local steps/fragment ", fragment);
         fragments_.push_back({make_update_table(arena, name + " leaves", std::move(departure), stage_.stream()),
                               make_update_table(arena, name + " arrives", std::move(arrival), stage_.stream())});
-        set_update_step(fragments_.back().departure, UpdateStep{0, 0, 0, 0, 1}, stage_.stream());
+        set_update_step(fragments_.back().departure, UpdateStep{.learning_rate = 0, .step = 1}, stage_.stream());
     }
 }
 
@@ -207,8 +207,7 @@ void OuterStep::move(int fragment, int step, float blend) {
     UpdateTable<floatX>& arrival = fragments_[static_cast<std::size_t>(fragment)].arrival;
     // with topk the error has it
     const float momentum = local_.compression == OuterCompression::topk ? 0.0f : local_.momentum;
-    set_update_step(arrival,
-                    {.learning_rate = local_.lr, .beta1 = momentum, .beta2 = blend, .epsilon = 0, .step = step},
+    set_update_step(arrival, {.learning_rate = local_.lr, .beta1 = momentum, .step = step, .blend = blend},
                     stage_.stream());
     if (flights_) {
         update_weights<OuterArrival>(arrival, stage_.stream());

@@ -12,20 +12,20 @@
 //   LAMB   You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2
 //          AdamW's change + decay w, times ratio = |w| / |change + decay w|
 //   Muon   Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024
-//          m = beta1 m + g                      U = g + beta1 m (Nesterov's), X = U / (trust |U| + eps)
-//          X made nearly orthogonal (newton_schulz.h)                     w = w - lr (scale X + decay w)
+//          m = beta1 m + g                      U = g + beta1 m (Nesterov's)
+//          X = U / (norm_scale |U| + norm_epsilon), made nearly orthogonal (newton_schulz.h)
+//          w = w - lr (scale X + decay w)
 //
 // The outer step of local steps (Douillard et al., "DiLoCo", 2023, algorithm 1, with Nesterov's momentum): w is the sum
 // of the replicas' weights, scale 1 / their number, v the weights that they started from
 //          d = v - scale w                      m = beta1 m + d
 //          w = v - lr (d + beta1 m)             v = w
 // Streaming (Douillard et al., "Streaming DiLoCo", 2025, algorithm 2): x is the mean of the weights that the replicas
-// had when they sent them, beta2 the share of its own that a replica keeps
+// had when they sent them, blend the share of its own that a replica keeps
 //          d = v - x                            m = beta1 m + d
-//          v = v - lr (d + beta1 m)             w = v + beta2 (w - v)
+//          v = v - lr (d + beta1 m)             w = v + blend (w - v)
 //
-// The average of the weights (EMA): m = m + (1 - d) (w - m), d = min(beta1, (1 + t) / (10 + t)), so that it forgets the
-// first weights soon (as TensorFlow's ExponentialMovingAverage does with num_updates).
+// The average of the weights (EMA): m = m + (1 - average_decay) (w - m).
 //
 // |x| is the norm of a whole tensor, or of a block of its rows (q, k, v). A ratio is 1 where one of its norms is 0, and
 // for tensors that do not decay (biases, norms), as in the code of LAMB's authors.
@@ -51,6 +51,9 @@ struct UpdateFactors {
     float learning_rate, beta1, beta2, epsilon;
     float correction1, correction2;   // 1 / (1 - beta^t)
     float trust;
+    float norm_scale, norm_epsilon;   // Muon
+    float blend;                      // streaming
+    float average_decay;
     int step;
     std::uint64_t seed;
     const GradNorm* norm;
@@ -152,15 +155,15 @@ struct OuterArrival {
         const float d = v - x;
         m = fmaf(f.beta1, m, d);
         v = fmaf(-f.learning_rate, fmaf(f.beta1, m, d), v);
-        w = fmaf(f.beta2, w - v, v);
+        w = fmaf(f.blend, w - v, v);
     }
 };
 
-struct Average {   // m: the average; beta1: its decay
+struct Average {   // m: the average
     static constexpr unsigned reads = reads_w | reads_m, writes = reads_m;
     static constexpr bool has_ratio = false;
     __device__ static void update(float& w, float& m, float&, float, float, float, const UpdateFactors& f) {
-        m = fmaf(1.0f - f.beta1, w - m, m);
+        m = fmaf(1.0f - f.average_decay, w - m, m);
     }
 };
 
@@ -179,7 +182,7 @@ struct MuonDirection {
         return fmaf(f.beta1, m, g);
     }
     __device__ static float ratio(const TensorNorms& norms, float, const UpdateFactors& f) {
-        return static_cast<float>(1 / (f.trust * sqrt(norms.changes) + f.epsilon));
+        return static_cast<float>(1 / (f.norm_scale * sqrt(norms.changes) + f.norm_epsilon));
     }
     __device__ static void update(float& w, float& m, float& v, float g, float decay, float ratio,
                                   const UpdateFactors& f) {

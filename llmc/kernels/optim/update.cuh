@@ -50,14 +50,18 @@ struct UpdateRange {
     std::int64_t first_block = 0;   // filled by make_update_table
 };
 
+// Values of a step, of all rules: rules.cuh says which reads what.
 struct UpdateStep {
-    float learning_rate, beta1, beta2, epsilon;
+    float learning_rate, beta1 = 0, beta2 = 0, epsilon = 0;
     int step;                         // counts from 1
     std::uint64_t seed = 0;           // seed of the stochastic rounding
     const GradNorm* norm = nullptr;   // on the device: clip factor and skip flag; null: 1 and never
     int updates = 0;   // updates of the moments, this one included: bias corrections are 1 - beta^updates; 0: step
-    const TensorNorms* norms = nullptr;   // on the device, for rules that read them
-    float trust = 1;                      // LARS, Muon
+    const TensorNorms* norms = nullptr;       // on the device, for rules that read them
+    float trust = 1;                          // LARS
+    float norm_scale = 1, norm_epsilon = 0;   // Muon: NewtonSchulz
+    float blend = 0;                          // streaming local steps
+    float average_decay = 0;                  // of the average of the weights
 };
 
 // The tensors to update, on the device; made once, used every step.
@@ -281,6 +285,10 @@ inline UpdateFactors factors_of(const UpdateStep& step) {
             .correction1 = static_cast<float>(correction1),
             .correction2 = static_cast<float>(correction2),
             .trust = step.trust,
+            .norm_scale = step.norm_scale,
+            .norm_epsilon = step.norm_epsilon,
+            .blend = step.blend,
+            .average_decay = step.average_decay,
             .step = step.step,
             .seed = step.seed,
             .norm = step.norm,
