@@ -54,11 +54,11 @@ Matmul::Impl::~Impl() {
     if (handle) cublasLtDestroy(handle);
 }
 
-// Multiplies; adds `c`, which has D's layout: D itself, another matrix or null for none. Returns false, having only set
-// `last_refusal`, if cuBLASLt has no algorithm for the problem.
-bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a,
-                           const MatmulOperand& am, const void* b, const MatmulOperand& bm, const void* bias,
-                           const void* aux, const void* c, cudaStream_t stream, int count) {
+// Multiplies; adds `c`, which has D's layout: D itself, another matrix or null for none.
+Matmul::Impl::Attempt Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a,
+                                            const MatmulOperand& am, const void* b, const MatmulOperand& bm,
+                                            const void* bias, const void* aux, const void* c, cudaStream_t stream,
+                                            int count) {
     ENSURE(row != nullptr, "this matmul is not in matmul_rows");
     const bool accumulate = c != nullptr, another = row->addend == MatmulAddend::another;
     ENSURE(!accumulate || another || (row->addend == MatmulAddend::output && c == d), row->use, " adds no such matrix");
@@ -74,27 +74,22 @@ bool Matmul::Impl::try_run(const MatmulRow* row, void* d, const MatmulOperand& d
                                 left_free,
                                 count};
     MatmulPlan& p = plan(problem, bias, aux);
-    if (p.use != MatmulPlan::Use::algorithm) {
-        last_refusal = p.refusal;
-        return false;
-    }
+    if (p.use != MatmulPlan::Use::algorithm) return {p, false, false};
     if (bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (aux) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     if (p.own) {
         p.own->bias = static_cast<const bf16*>(bias);
         p.own->beside = static_cast<bf16*>(const_cast<void*>(aux));
     }
-    just_timed = nullptr;
     const bool is_weight_gradient = row->transpose_b == CUBLAS_OP_T;   // no other row transposes B
-    if (!p.candidates.empty() && (is_weight_gradient || !tries_weight_gradients_only)) {
-        take_fastest(p, d, a, b, c, stream);
-    }
+    const bool tries = !p.candidates.empty() && (is_weight_gradient || !tries_weight_gradients_only);
+    const bool timed_plan = tries && take_fastest(p, d, a, b, c, stream);
     cublas_check(multiply(p, d, a, b, c, stream), p.name);
     if (p.own_width == 0 && OperationTimer::watches(stream)) {   // own kernels are noted by launch()
         OperationTimer::note(stream, text("matmul, ", row->use, accumulate && another ? " + residual" : ""),
                              bytes_of(problem));
     }
-    return true;
+    return {p, true, timed_plan};
 }
 
 namespace {
@@ -135,8 +130,10 @@ void Matmul::forward_add(T* out, const T* residual, const T* in, const T* weight
         bias ? forward_row<T, CUBLASLT_EPILOGUE_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_DEFAULT>;
     ENSURE(s.out_stride == 0 || s.out_stride == s.N, "a residual whose rows have gaps");
     ENSURE(residual != out, "a residual that the sum would overwrite");
-    if (impl_->try_run(row, out, matrix(out, s.N, s.M, 0), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
-                       matrix(in, s.K, s.M, s.in_stride), bias, nullptr, residual, stream)) {
+    if (impl_
+            ->try_run(row, out, matrix(out, s.N, s.M, 0), weight, matrix(weight, s.K, s.N, s.weight_stride), in,
+                      matrix(in, s.K, s.M, s.in_stride), bias, nullptr, residual, stream)
+            .ran) {
         return;
     }
     forward(out, in, weight, bias, s, stream);
@@ -149,8 +146,10 @@ void Matmul::forward_gelu(T* out, T* pre_gelu, const T* in, const T* weight, con
     const MatmulRow* const row =
         bias ? forward_row<T, CUBLASLT_EPILOGUE_GELU_AUX_BIAS> : forward_row<T, CUBLASLT_EPILOGUE_GELU_AUX>;
     if (Impl::fuses_gelu<T> &&
-        impl_->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
-                       in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)) {
+        impl_
+            ->try_run(row, out, matrix(out, s.N, s.M, s.out_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
+                      in, matrix(in, s.K, s.M, s.in_stride), bias, pre_gelu, nullptr, stream)
+            .ran) {
         return;
     }
     forward(pre_gelu, in, weight, bias, s, stream);
@@ -174,9 +173,10 @@ void Matmul::input_gradient_gelu(T* dinp, const T* dout, const T* weight, const 
                                  cudaStream_t stream) {
     constexpr auto row = input_gradient_row<T, CUBLASLT_EPILOGUE_DGELU>;
     if (Impl::fuses_gelu<T> &&
-        impl_->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight,
-                       matrix(weight, s.K, s.N, s.weight_stride), dout, matrix(dout, s.N, s.M, s.out_stride), nullptr,
-                       pre_gelu, nullptr, stream)) {
+        impl_
+            ->try_run(row, dinp, matrix(dinp, s.K, s.M, s.in_stride), weight, matrix(weight, s.K, s.N, s.weight_stride),
+                      dout, matrix(dout, s.N, s.M, s.out_stride), nullptr, pre_gelu, nullptr, stream)
+            .ran) {
         return;
     }
     input_gradient(dinp, dout, weight, s, false, stream);
@@ -234,21 +234,22 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
         if (clearly_faster(impl_->timed(apart, stream), together.seconds)) together.use = MatmulPlan::Use::apart;
         CUDA_CHECK(cudaStreamSynchronize(stream));   // before the sums are freed
     };
-    if ((!accumulate || may_wait) &&
-        impl_->try_run(row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride),
-                       dout, matrix(dout, s.N, s.M, s.out_stride), sums, nullptr, accumulate ? dweight : nullptr,
-                       stream)) {
-        if (impl_->just_timed != nullptr) try_apart(*impl_->just_timed);
-        if (!accumulate) return;
-        if constexpr (std::is_same_v<G, float>) {
-            const auto last = static_cast<std::size_t>(waiting.count++);
-            waiting.to[last] = dbias, waiting.from[last] = sums, waiting.channels[last] = s.N;
-            impl_->waiting_used += bytes;
-        }
-        return;
+    auto in_two = [&] {
+        bias_gradient(dbias, dout, s, accumulate, stream);
+        weight_gradient(dweight, dout, in, s, accumulate, stream);
+    };
+    if (accumulate && !may_wait) return in_two();
+    const Impl::Attempt attempt = impl_->try_run(
+        row, dweight, matrix(dweight, s.K, s.N, s.weight_stride), in, matrix(in, s.K, s.M, s.in_stride), dout,
+        matrix(dout, s.N, s.M, s.out_stride), sums, nullptr, accumulate ? dweight : nullptr, stream);
+    if (!attempt.ran) return in_two();
+    if (attempt.timed_plan) try_apart(attempt.plan);
+    if (!accumulate) return;
+    if constexpr (std::is_same_v<G, float>) {
+        const auto last = static_cast<std::size_t>(waiting.count++);
+        waiting.to[last] = dbias, waiting.from[last] = sums, waiting.channels[last] = s.N;
+        impl_->waiting_used += bytes;
     }
-    bias_gradient(dbias, dout, s, accumulate, stream);
-    weight_gradient(dweight, dout, in, s, accumulate, stream);
 }
 
 void Matmul::reserve_multiprocessors(int multiprocessors) { impl_->left_free = multiprocessors; }

@@ -157,10 +157,10 @@ double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t strea
 
 // Times each candidate and takes the fastest, the heuristic's earlier one of two that are about as fast. A product that
 // accumulates adds to other memory meanwhile; if none can be allocated, the heuristic's first stays.
-void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
+bool Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
                                 cudaStream_t stream) {
     const std::vector<MatmulCandidate> candidates = std::exchange(plan.candidates, {});
-    if (tried_seconds >= options.most_seconds) return;
+    if (tried_seconds >= options.most_seconds) return false;
     const double start = steady_seconds();
     Arena arena;
     DeviceBuffer<std::uint8_t> sum;
@@ -169,7 +169,7 @@ void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
             sum = arena.allocate<std::uint8_t>("workspace/matmul tries", plan.result_bytes);
         } catch (const Error& error) {
             if (error.kind() != ErrorKind::no_device) throw;
-            return;
+            return false;
         }
         sum.zero(stream);
         c = d = sum.data();
@@ -193,9 +193,9 @@ void Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
     }
     take(*fastest);
     plan.seconds = least;
-    just_timed = &plan;
     CUDA_CHECK(cudaStreamSynchronize(stream));   // before `sum` is freed
     tried_seconds += steady_seconds() - start;
+    return true;
 }
 
 bool Matmul::tries_algorithms() const { return impl_->options.tries > 1; }

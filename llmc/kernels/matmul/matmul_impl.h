@@ -30,19 +30,24 @@ struct Matmul::Impl {
     MatmulPlan& plan(const MatmulProblem& problem, const void* bias, const void* aux);
     void choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem);
     double timed(const std::function<void()>& work, cudaStream_t stream) const;
-    void take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
+    // Returns whether the candidates were timed: there may be no time or memory for that.
+    bool take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
     cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
                             cudaStream_t stream);
     bool take_given_algorithm(MatmulPlan& plan, const MatmulRow& row);
-    bool try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a, const MatmulOperand& am,
-                 const void* b, const MatmulOperand& bm, const void* bias, const void* aux, const void* c,
-                 cudaStream_t stream, int count = 1);
+    // Says what a call has done. It did nothing if cuBLASLt has no algorithm for the problem: plan.refusal says why.
+    struct Attempt {
+        MatmulPlan& plan;
+        bool ran, timed_plan;   // timed_plan: this call has chosen the plan's algorithm
+    };
+    Attempt try_run(const MatmulRow* row, void* d, const MatmulOperand& dm, const void* a, const MatmulOperand& am,
+                    const void* b, const MatmulOperand& bm, const void* bias, const void* aux, const void* c,
+                    cudaStream_t stream, int count = 1);
     template <class... Arguments>
     void run(const MatmulRow* row, const Arguments&... arguments) {
-        if (!try_run(row, arguments...)) throw Error(ErrorKind::bug, last_refusal);
+        const Attempt attempt = try_run(row, arguments...);
+        if (!attempt.ran) throw Error(ErrorKind::bug, attempt.plan.refusal);
     }
     template <class T>
     static constexpr bool fuses_gelu = !std::is_same_v<T, float>;
-    std::string last_refusal;
-    MatmulPlan* just_timed = nullptr;   // plan timed by the last call
 };
