@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
 #include "llmc/cli/check_run.h"
@@ -156,7 +157,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     log.block(
         settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
                                  inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
-    if (const std::string threads = threads_in_words(); !threads.empty()) log.line("threads: %s", threads.c_str());
+    if (stand_in()) log.line("threads: %s", stand_in()->threads().c_str());
     log.line("device memory:");
     log.block(arena.table());
     if (groups.zero) log.line("%s", step.memory_by_formula().c_str());

@@ -12,13 +12,8 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "llmc/base/stand_in.h"
 #include "llmc/io/standard_descriptors.h"
-
-// Defined by the stand-in; null on a GPU, which has no such checks.
-extern "C" {
-__attribute__((weak)) void turn_on_device_checks();
-__attribute__((weak)) const char* take_device_fault();
-}
 
 namespace {
 
@@ -43,10 +38,10 @@ struct FaultListener : doctest::IReporter {
 
 private:
     void look() {
-        const cudaError_t status = take_device_fault ? cudaSuccess : cudaDeviceSynchronize();
-        const char* fault = take_device_fault ? take_device_fault() : nullptr;
+        const cudaError_t status = stand_in() ? cudaSuccess : cudaDeviceSynchronize();
+        std::string fault = stand_in() ? stand_in()->take_fault() : "";
         if (status != cudaSuccess) fault = cudaGetErrorString(status);
-        if (!fault) return;
+        if (fault.empty()) return;
         tests_that_left_a_fault++;
         std::cout << "ERROR: test case '" << name_ << "' left the device with a fault: " << fault << std::endl;
         if (status == cudaSuccess) return;
@@ -61,7 +56,7 @@ DOCTEST_REGISTER_LISTENER("faults", 1, FaultListener);
 
 int main(int argc, char** argv) {
     open_standard_descriptors();
-    if (turn_on_device_checks) turn_on_device_checks();
+    if (stand_in()) stand_in()->turn_on_checks();   // a GPU has none
     const int failed = doctest::Context(argc, argv).run();
     if (tests_that_left_a_fault > 0) std::cout << tests_that_left_a_fault << " tests left the device with a fault\n";
     return failed || tests_that_left_a_fault > 0;

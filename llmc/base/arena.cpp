@@ -4,9 +4,7 @@
 #include <map>
 
 #include "llmc/base/log.h"
-
-// Lets the stand-in for CUDA name allocations in its messages; absent on a GPU.
-extern "C" __attribute__((weak)) void name_device_memory(const void* address, const char* name);
+#include "llmc/base/stand_in.h"
 
 struct Arena::State {
     std::vector<Allocation> allocations;
@@ -38,7 +36,7 @@ std::shared_ptr<void> Arena::allocate_bytes(std::string name, std::size_t bytes)
                     how_to_save_memory());
     }
     CUDA_CHECK(status);
-    if (name_device_memory) name_device_memory(address, name.c_str());
+    if (stand_in()) stand_in()->name_memory(address, name.c_str());
     note();
     return std::shared_ptr<void>(address, [owner = state_, bytes](void* pointer) {
         cudaFree(pointer);   // a failure here has already shown itself at an earlier call

@@ -1,15 +1,12 @@
 #include "llmc/base/check.h"
 
-// Defined by the stand-in; null on a GPU.
-extern "C" __attribute__((weak)) const MemoryLimits* stand_in_memory_limits();
-
-const MemoryLimits* limits_of_device_memory() { return stand_in_memory_limits ? stand_in_memory_limits() : nullptr; }
+#include "llmc/base/stand_in.h"
 
 std::string how_to_save_memory() {
     std::string how =
         "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
     const std::uint64_t addresses = own_memory_limits().addresses;
-    if (const MemoryLimits* const limits = limits_of_device_memory()) {
+    if (const MemoryLimits* const limits = stand_in() ? &stand_in()->memory_limits() : nullptr) {
         how += text(" The limit that counts is ", limits->tightest().words(), ", of which ",
                     limits->tightest().free >> 20, " MiB were free at the start.");
     } else if (addresses != UINT64_MAX) {

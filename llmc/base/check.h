@@ -13,10 +13,6 @@
 // have left of it.) Names the limit that counts where there is no GPU, and on a GPU a limit of addresses (ulimit -v).
 std::string how_to_save_memory();
 
-// Returns the limits of device memory where that is this machine's, without a GPU, as they were before any of it was
-// allocated. Null on a GPU.
-const MemoryLimits* limits_of_device_memory();
-
 [[noreturn]] void cuda_failed(cudaError_t status, const char* call, const char* file, int line);
 
 inline void cuda_check(cudaError_t status, const char* call, const char* file, int line) {

@@ -10,10 +10,10 @@
 
 #include "llmc/base/exit_code.h"
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/kernels/attention/attention.h"
-#include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/self_check.h"
 #include "llmc/plan/auto_layout.h"
 #include "llmc/plan/machine/measure_machine.h"
@@ -110,7 +110,7 @@ public:
         for (const std::string& warning : layout_warnings(options_, agreement_.gather(own_host_identity()))) {
             log_.warning("%s", warning.c_str());
         }
-        if (const std::string threads = threads_in_words(); !threads.empty()) report_.say("threads", "OK", threads);
+        if (stand_in()) report_.say("threads", "OK", stand_in()->threads());
         check_kernels();
         if (ready) {
             report_.together("steps", [&] { return time_steps(); });
@@ -270,7 +270,7 @@ bool RunCheck::check_memory() {
 
 void RunCheck::check_kernels() {
     report_.check("kernels", [&]() -> std::string {
-        if (LibraryAttention::surely_faster()) return "instructions are the stand-in's";
+        if (stand_in()) return "instructions are the stand-in's";
         const std::vector<std::string> wrong = self_check(stream_.get());
         if (wrong.empty()) return "they compute what plain ones do";
         use_tensor_cores(false);

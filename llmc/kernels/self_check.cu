@@ -9,9 +9,10 @@
 #include <fstream>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/attention/attention_kernels.h"
-#include "llmc/kernels/attention/library_attention.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/kernels/matmul/matmul.h"
 #include "llmc/kernels/matmul/matmul_hopper.h"
@@ -289,7 +290,7 @@ std::string matmul_disagreement(cudaStream_t stream) {
 namespace {
 
 std::string find_sm90_matmul_refusal() {
-    if (loop_threads_may_be_one) return "they are for GPUs";   // a CPU runs models of their instructions
+    if (stand_in()) return "they are for GPUs";   // a CPU runs models of their instructions
     const OwnedStream stream;
     if (std::string refusal = sm90_refusal(stream.get()); !refusal.empty()) return refusal;
     try {
@@ -328,7 +329,7 @@ std::string self_check_cache_file() {
 }
 
 void check_hardware(cudaStream_t stream) {
-    if (LibraryAttention::surely_faster()) return;
+    if (stand_in()) return;
     const std::vector<std::string> disagreements = self_check_once(self_check_cache_file(), stream);
     if (disagreements.empty()) return;
     const Log log;

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/process/sockets.h"
@@ -158,7 +159,7 @@ MemoryNeed memory_need(const Options& options, const ModelConfig& config, World&
     need.device = own_device(world);
     std::size_t all_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&need.free_bytes, &all_bytes));
-    const MemoryLimits* const of_device = limits_of_device_memory();
+    const MemoryLimits* const of_device = stand_in() ? &stand_in()->memory_limits() : nullptr;
     need.device_is_host = of_device != nullptr;
     need.machine = of_device != nullptr ? *of_device : memory_limits();
     const CountedRun counted = counted_with_checkpoint(options, config, world);

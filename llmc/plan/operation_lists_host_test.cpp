@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/cli/command_line.h"
 #include "llmc/cuda_on_cpu/clock/record.h"
@@ -113,7 +114,7 @@ Lists lists_of(const virtual_clock::Recording& recording) {
 template <class Body>
 Lists dry_lists(const Body& body) {
     Lists lists;
-    stand_in_on_dry_device([&] {
+    stand_in()->on_dry_device([&] {
         OwnedStream stream;
         Arena arena;
         body(stream.get(), arena, [&](const std::function<void()>& work) { lists = lists_of(host::record(work)); });

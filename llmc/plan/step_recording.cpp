@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
@@ -18,11 +19,7 @@ using virtual_clock::Exchange;
 using virtual_clock::RecordedStep;
 using virtual_clock::Recording;
 
-// Defined by the stand-in; null on a GPU.
-__attribute__((weak)) void stand_in_on_dry_device(const std::function<void()>& body);
-__attribute__((weak)) virtual_clock::Recording stand_in_recording(const std::function<void()>& program);
-
-bool can_record_steps() { return stand_in_on_dry_device != nullptr; }
+bool can_record_steps() { return stand_in() != nullptr; }
 
 std::string group_of(const std::string& operation) {
     const std::size_t begin = operation.rfind(" (");
@@ -43,7 +40,7 @@ struct RecordedRank {
 RecordedRank record_rank(const Options& options, const ModelConfig& config, World& world,
                          const std::vector<int>& micro_batches) {
     RecordedRank rank;
-    stand_in_on_dry_device([&] {
+    stand_in()->on_dry_device([&] {
         OwnedStream stream;
         Arena arena;
         const std::int64_t unit = options.tokens_per_micro_step();
@@ -59,7 +56,7 @@ RecordedRank record_rank(const Options& options, const ModelConfig& config, Worl
         for (const int m : micro_batches) {
             const PipelineSchedule schedule =
                 options.pp > 1 ? schedule_of_stage(options.with_batch(m * unit), world.at().pp) : one_stage_schedule(m);
-            Recording own = stand_in_recording([&] {
+            Recording own = stand_in()->record([&] {
                 step.gradients(schedule, read, 1.0f);
                 step.update(++number, 1e-3f);
                 step.result();

@@ -5,11 +5,8 @@
 #include <type_traits>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/process/nccl_version.h"
-
-// Defined by the stand-in; null on a GPU.
-extern "C" __attribute__((weak)) ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id,
-                                                                          const char* name, int multiprocessors);
 
 std::string nccl_shortcoming(int version) {
     const std::string name = text("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100);
@@ -113,9 +110,7 @@ Communicator::Communicator(const Communicator& parent, int color, int key, std::
 
 Communicator::Communicator(int rank, int ranks, std::uint64_t id, std::string name, int multiprocessors)
     : rank_(rank), size_(ranks), name_(std::move(name)) {
-    if (stand_in_planned_communicator) {
-        comm_ = stand_in_planned_communicator(rank, ranks, id, name_.c_str(), multiprocessors);
-    }
+    if (stand_in()) comm_ = stand_in()->planned_communicator(rank, ranks, id, name_.c_str(), multiprocessors);
 }
 
 Communicator::~Communicator() {

@@ -25,15 +25,13 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/world.h"
 
-// Defined by the stand-in; null on a GPU.
-extern "C" __attribute__((weak)) void stand_in_own_device(void (*body)(void*), void* context);
-
 inline bool ranks_are_threads() {
     const char* asked = std::getenv("TRAIN_GPT_TEST_RANKS");
-    return stand_in_own_device != nullptr && (asked == nullptr || std::string(asked) != "processes");
+    return stand_in() != nullptr && (asked == nullptr || std::string(asked) != "processes");
 }
 
 // Holds what the body of a test works with on one rank. Failed requirements are thrown, and end up in the test's own
@@ -133,8 +131,7 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
     std::vector<std::thread> threads;
     for (Rank& own : ranks) {
         threads.emplace_back([&own] {
-            auto live = [](void* context) {
-                Rank& here = *static_cast<Rank*>(context);
+            auto live = [](Rank& here) {
                 try {
                     World world(here.mesh, here.rank, here.id,
                                 std::make_unique<ThreadRendezvous>(here.rank, here.mesh.size(), here.table));
@@ -144,7 +141,7 @@ inline std::vector<std::string> run_threads(const MeshShape& mesh, const RankBod
                 }
             };
             try {
-                stand_in_own_device(live, &own);
+                stand_in()->on_own_device([&] { live(own); });
             } catch (const std::exception& error) {   // a fault that the body has not met
                 if (own.error.empty()) own.error = error.what();
             }

@@ -9,13 +9,8 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/limits/usable_cores.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/process/sockets.h"
-
-// These are defined by the stand-in, and null on a GPU.
-extern "C" __attribute__((weak)) void stand_in_shares_machine(double stall_seconds);
-extern "C" __attribute__((weak)) void stand_in_shares_cores(const std::vector<std::string>& masks);
-
-extern "C" __attribute__((weak)) void stand_in_threads(std::string& words);
 
 namespace {
 
@@ -31,12 +26,6 @@ ncclUniqueId to_id(const std::string& bytes) {
 }   // namespace
 
 void load_kernels_at_start() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
-
-std::string threads_in_words() {
-    std::string words;
-    if (stand_in_threads) stand_in_threads(words);
-    return words;
-}
 
 int open_device(int local_rank) {
     int devices = 0;
@@ -77,7 +66,7 @@ World::World(const WorldOptions& options) {
     at_ = coordinates_of(mesh_, place_.rank);
     comm_sms_ = options.comm_sms;
     if (ranks() == 1) return;
-    if (stand_in_shares_machine) stand_in_shares_machine(2 * options.watchdog.stall_seconds);
+    if (stand_in()) stand_in()->share_machine(2 * options.watchdog.stall_seconds);
     WatchdogOptions watchdog = options.watchdog;
     watchdog.connect_seconds = options.startup.timeout_seconds;
     if (options.check_collectives) {
@@ -87,7 +76,7 @@ World::World(const WorldOptions& options) {
     watchdog_ = std::make_unique<Watchdog>(*rendezvous_, place_, watchdog);
     guarded([&] {
         open_device(place_.local_rank);
-        if (stand_in_shares_cores) share_cores();
+        if (stand_in()) share_cores();
         make_world(to_id(rendezvous_->from_rank_0(is_first() ? to_text(Communicator::make_unique_id()) : "")));
     });
 }
@@ -124,7 +113,7 @@ void World::share_cores() {
     }
     // a launcher may count ranks of containers that seem to be hosts
     here.resize(std::max(here.size(), static_cast<std::size_t>(place_.local_ranks)), core_mask());
-    stand_in_shares_cores(here);
+    stand_in()->share_cores(here);
 }
 
 void World::make_world(const ncclUniqueId& id) {

@@ -32,9 +32,6 @@ struct WorldOptions {
 // Returns how many of these a link of a pipeline takes, which carries one message at a time.
 constexpr int link_sms(int comm_sms) { return comm_sms < 2 ? comm_sms : 2; }
 
-// Returns how many threads compute on a rank where there is no GPU, and what sets their number. Empty on a GPU.
-std::string threads_in_words();
-
 class World {
 public:
     World();   // alone

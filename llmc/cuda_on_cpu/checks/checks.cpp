@@ -65,7 +65,3 @@ Checks parse_checks(const std::string& list, Checks base) {
 }
 
 }   // namespace host
-
-void turn_on_device_checks() {
-    if (!std::getenv("TRAIN_GPT_CHECKS")) host::set_checks(host::parse_checks("all", host::checks()));
-}

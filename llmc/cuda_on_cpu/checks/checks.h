@@ -38,9 +38,3 @@ void set_checks(const Checks& checks);
 Checks parse_checks(const std::string& list, Checks base = {});
 
 }   // namespace host
-
-// For programs that are also built for GPUs, which declare these weak and find them null there.
-extern "C" {
-void turn_on_device_checks();      // turns on all, unless TRAIN_GPT_CHECKS says otherwise
-const char* take_device_fault();   // returns and clears the message of this thread's device's fault; null if none
-}

@@ -17,8 +17,3 @@ using namespace virtual_clock;   // NOLINT: types of the recording
 Recording record(const std::function<void()>& program);
 
 }   // namespace host
-
-// For programs that are also built for GPUs, which declare these weak and find them null there. stand_in_on_dry_device
-// runs `body` on a device that records and performs nothing (Device(true)); stand_in_recording records.
-void stand_in_on_dry_device(const std::function<void()>& body);
-virtual_clock::Recording stand_in_recording(const std::function<void()>& program);

@@ -23,8 +23,3 @@ CostModel trace_machine();
 std::string chrome_trace(const std::vector<Recording>& ranks, const CostModel& costs);
 
 }   // namespace host
-
-// For programs that are also built for GPUs, which declare these weak and find them null there. Return the recording of
-// a program as text, and the trace of all ranks' recordings.
-std::string stand_in_record(const std::function<void()>& program);
-std::string stand_in_trace(const std::vector<std::string>& recordings);

@@ -454,5 +454,3 @@ bool is_pinned(const void* pointer, std::size_t bytes) {
 }
 
 }   // namespace host
-
-void name_device_memory(const void* pointer, const char* name) { host::device().memory.name(pointer, name); }

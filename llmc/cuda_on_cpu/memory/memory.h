@@ -161,6 +161,3 @@ bool is_device_memory(const void* address);
 std::string describe_address(const void* address);
 
 }   // namespace host
-
-// Names device memory after its owner; programs that are also built for GPUs declare it weak.
-extern "C" void name_device_memory(const void* pointer, const char* name);

@@ -190,15 +190,7 @@ ncclResult_t check_config(const ncclConfig_t* config) {
 
 }   // namespace
 
-}   // namespace host
-
-using host::CollectiveCall;
-using host::refuse;
-
-extern "C" {
-
-// Returns a communicator of a planned run (llmc/process/comm.h), on a dry device. The caller owns it.
-ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, const char* name, int multiprocessors) {
+ncclComm_t planned_communicator(int rank, int ranks, std::uint64_t id, const char* name, int multiprocessors) {
     auto* comm = new ncclComm;
     comm->id = id;
     comm->rank = rank;
@@ -210,6 +202,13 @@ ncclComm_t stand_in_planned_communicator(int rank, int ranks, std::uint64_t id, 
     comm->planned = true;
     return comm;
 }
+
+}   // namespace host
+
+using host::CollectiveCall;
+using host::refuse;
+
+extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
     *version = NCCL_VERSION_CODE;

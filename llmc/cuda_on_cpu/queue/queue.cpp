@@ -425,9 +425,3 @@ void set_recorder(Recorder* recorder) {
 }
 
 }   // namespace host
-
-const char* take_device_fault() {
-    static thread_local std::string message;
-    message = host::take_fault();
-    return message.empty() ? nullptr : message.c_str();
-}

@@ -9,11 +9,8 @@
 #include <thread>
 
 #include "llmc/base/error.h"
-#include "llmc/base/limits/usable_cores.h"
-#include "llmc/cuda_on_cpu/clock/trace.h"
-#include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
-#include "llmc/cuda_on_cpu/queue/ranks.h"
+#include "llmc/cuda_on_cpu/queue/services.h"
 
 namespace host {
 namespace {
@@ -378,51 +375,5 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ranks. Here and not in a file of their own, because a library's file that only weak references name is not linked.
-
-static int ranks_here = 1;
-
-void stand_in_shares_cores(const std::vector<std::string>& masks) {
-    ranks_here = std::max(1, static_cast<int>(masks.size()));
-    if (std::getenv("TRAIN_GPT_THREADS")) return;
-    const double quota = usable_cores().quota;   // taken for that of all ranks
-    const int share = share_of_cores(core_mask(), masks);
-    host::set_thread_count(quota > 0 ? std::clamp(static_cast<int>(quota / ranks_here), 1, share) : share);
-}
-
-void stand_in_shares_machine(double stall_seconds) {
-    host::Checks checks = host::checks();
-    checks.no_progress_seconds = std::max(checks.no_progress_seconds, stall_seconds);
-    host::set_checks(checks);
-}
-
-const MemoryLimits* stand_in_memory_limits() { return &host::device().memory.limits(); }
-
-void stand_in_threads(std::string& words) {
-    const char* const given = std::getenv("TRAIN_GPT_THREADS");
-    words = text(host::thread_count(), " a rank", given != nullptr ? " by TRAIN_GPT_THREADS" : "", "; ", ranks_here,
-                 " rank(s) on this machine have ", usable_cores().words());
-}
-
-void stand_in_own_device(void (*body)(void*), void* argument) {
-    host::Device device;
-    host::BindDevice bind(device);
-    body(argument);
-    device.take_fault();   // reported to the body already, and to nobody else
-}
-
-// In this file because it is part of every program.
-void stand_in_on_dry_device(const std::function<void()>& body) {
-    host::Device device(true);
-    host::BindDevice bind(device);
-    body();
-}
-virtual_clock::Recording stand_in_recording(const std::function<void()>& program) { return host::record(program); }
-std::string stand_in_record(const std::function<void()>& program) { return host::to_text(host::record(program)); }
-
-std::string stand_in_trace(const std::vector<std::string>& recordings) {
-    std::vector<host::Recording> ranks;
-    for (const std::string& recording : recordings) ranks.push_back(host::recording_from(recording));
-    return host::chrome_trace(ranks, host::trace_machine());
-}
+// Here because a library's file that only weak references name is not linked.
+extern "C" StandIn* stand_in_of_build() { return &host::services(); }

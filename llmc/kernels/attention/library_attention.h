@@ -40,10 +40,6 @@ public:
     template <class T, class G = T>
     static std::size_t workspace_bytes(const AttentionShape& shape, bool backward = true);
 
-    // Returns true if the library is known, without measuring, to be faster than our own kernels: on a CPU, where our
-    // own run models of a GPU's instructions.
-    static bool surely_faster();
-
     explicit LibraryAttention(Arena& arena);
     ~LibraryAttention();
     LibraryAttention(const LibraryAttention&) = delete;

@@ -129,8 +129,6 @@ LibraryAttention::LibraryAttention(Arena&) { throw Error(ErrorKind::no_device, n
 
 LibraryAttention::~LibraryAttention() = default;
 
-bool LibraryAttention::surely_faster() { return false; }
-
 template <class T, class G>
 std::string LibraryAttention::refusal(const AttentionShape& shape, bool backward) {
     try {

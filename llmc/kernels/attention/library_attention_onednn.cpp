@@ -74,7 +74,6 @@ struct LibraryAttention::Impl {
     }
 };
 
-bool LibraryAttention::surely_faster() { return true; }
 LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(Impl{arena, {}})) {}
 LibraryAttention::~LibraryAttention() = default;
 

@@ -18,7 +18,8 @@
 
 #include <cstdint>
 
-#include "llmc/kernels/attention/library_attention.h"
+#include "llmc/base/stand_in.h"
+#include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/elementwise.cuh"
 #include "llmc/kernels/experts/grouped_mma.cuh"
 #include "llmc/kernels/experts/grouped_product.cuh"
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kGroupedThreads) grouped_product_kernel(Produc
 
 // Returns true if products of bf16 run on tensor cores: not on a CPU, where models of their instructions are slow, nor
 // where the instructions disagree with the models.
-inline bool grouped_uses_tensor_cores() { return uses_tensor_cores() && !LibraryAttention::surely_faster(); }
+inline bool grouped_uses_tensor_cores() { return uses_tensor_cores() && stand_in() == nullptr; }
 
 template <class Product>
 void launch_grouped(const Product& p, cudaStream_t stream, const char* file = __builtin_FILE(),

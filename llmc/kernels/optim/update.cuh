@@ -61,7 +61,7 @@ struct UpdateStep {
     float trust = 1;                          // LARS
     float norm_scale = 1, norm_epsilon = 0;   // Muon: NewtonSchulz
     float blend = 0;                          // streaming local steps
-    float average_decay = 0;                  // of the average of the weights
+    float average_decay = 0;                  // average of the weights
 };
 
 // The tensors to update, on the device; made once, used every step.

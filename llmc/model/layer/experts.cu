@@ -107,7 +107,7 @@ const floatX* Experts::weights(const Chunk& chunk, const Matrices& matrices) con
 struct Experts::HeldRows {
     const floatX *in, *dout;      // inputs, and gradients of outputs: the experts' rows, or those of which `gathered`
     GatheredRows gathered;        // says which belong to experts
-    const float* weight;          // of row i: element i, or element source[i]
+    const float* weight;          // element i is row i's, or element source[i]
     const std::int32_t* source;   // or null
     float* dweight;               // as `weight`
     const floatX *out, *din;      // outputs, and gradients of inputs, of this rank's tokens, in the order of experts

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "llmc/base/log.h"
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/model/attention/attention_choice.h"
@@ -177,7 +178,7 @@ void add_links(Machine& machine, const LinkSpeeds& links, const std::vector<std:
 
 Machine measure_machine(World& world, const LinkSpeeds* links, int comm_sms, cudaStream_t stream) {
     Measuring measuring(stream);
-    const bool is_gpu = !LibraryAttention::surely_faster();
+    const bool is_gpu = stand_in() == nullptr;
     std::vector<double> own{measuring.gap(), measuring.copy_rate(), measuring.attention_rate()};
     std::vector<double> sizes;
     for (int size = 64; size <= (is_gpu ? 8192 : 1024); size *= 2) {

@@ -1,5 +1,6 @@
 // The watchdog: ranks are threads here, those that are lost are processes of their own.
 #include "llmc/process/watchdog/watchdog.h"
+#include "llmc/base/stand_in.h"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -181,7 +182,7 @@ TEST_CASE("watchdog: of pipeline stages that all wait the one is named that the 
 }
 
 TEST_CASE("watchdog: a rank that is elsewhere while the others wait for it is named, though its heartbeats go on") {
-    if (stand_in_own_device == nullptr) return;
+    if (stand_in() == nullptr) return;
     for (int elsewhere : {0, 1}) {
         TemporaryFolder folder;
         Ends ends(3);

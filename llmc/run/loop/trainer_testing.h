@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/temporary_folder_testing.h"
@@ -16,11 +17,10 @@
 #include "llmc/run/loop/trainer.h"
 #include "llmc/run/save_training_state_testing.h"
 
-// Defined by the stand-in, null on a GPU: there the words of algorithms are the library's secret, and an allocation
-// takes whole granules, beside which a tiny model is nothing.
-extern "C" __attribute__((weak)) void turn_on_device_checks();
+// On a GPU the words of algorithms are the library's secret, and an allocation takes whole granules, beside which a
+// tiny model is nothing.
 #define SKIP_ON_A_GPU(why)                  \
-    if (turn_on_device_checks == nullptr) { \
+    if (stand_in() == nullptr) {            \
         MESSAGE("SKIPPED on a GPU: ", why); \
         return;                             \
     }
