@@ -15,7 +15,6 @@ namespace {
 
 constexpr double kWidth = 480, kHeight = 250;
 constexpr Frame kFrame{58, 458, 12, 196};
-constexpr std::size_t kDrawnPoints = 1000;   // points drawn per curve; more cannot be told apart
 
 struct Curve {
     std::string name;
@@ -155,7 +154,7 @@ Json numbers_of(const Figure& figure) {
     for (const auto* list : {&figure.curves, &figure.dots}) {
         for (const Curve& curve : *list) {
             Json points = Json::array();
-            for (const Point& p : thinned(curve.points, kDrawnPoints)) points.append(Json::array({p.x, p.y}));
+            for (const Point& p : thinned(curve.points)) points.append(Json::array({p.x, p.y}));
             curves.append(Json::object({{"name", curve.name}, {"points", std::move(points)}}));
         }
     }
@@ -172,13 +171,12 @@ std::string draw(const Figure& figure, double last, const std::vector<Event>& ev
                        curve.points.empty() ? "" : formatted("%.9g", curve.points.back().y), "</b></span>");
     };
     for (const Curve& curve : figure.curves) {
-        if (figure.smooth) panel.line(thinned(curve.points, kDrawnPoints), "raw " + curve.color, "currentColor");
-        const Points mean = figure.smooth ? running_mean(curve.points) : curve.points;
-        panel.line(thinned(mean, kDrawnPoints), "mean " + curve.color, "currentColor");
+        if (figure.smooth) panel.line(curve.points, "raw " + curve.color, "currentColor");
+        panel.line(figure.smooth ? running_mean(curve.points) : curve.points, "mean " + curve.color, "currentColor");
         tell(curve, "&#9473; ");
     }
     for (const Curve& curve : figure.dots) {
-        panel.dots(thinned(curve.points, kDrawnPoints), "currentColor", curve.color);
+        panel.dots(curve.points, "currentColor", curve.color);
         tell(curve, "&#9679; ");
     }
     return text("<figure data-key='", figure.key, "'><b>", xml(figure.title), "</b>\n<svg role='img' viewBox='0 0 ",

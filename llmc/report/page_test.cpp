@@ -127,6 +127,18 @@ TEST_CASE("report: long runs are thinned, what is highest and lowest stays") {
     CHECK(std::ranges::is_sorted(few, {}, &Point::x));
 }
 
+TEST_CASE("report: a picture of many points is as small as any, and shows its spike") {
+    Points points;
+    for (int i = 0; i <= 200000; i++) points.push_back({static_cast<double>(i), i == 77777 ? 9.0 : 1.0 + i % 2});
+    Panel panel({0, 700, 0, 200}, 200000, {0, 10});
+    panel.line(points, "mean", "black");
+    CHECK(panel.svg().size() < 20000);
+    CHECK(panel.svg().find(",20 ") != std::string::npos);   // 9 on a scale of 10
+    Panel dotted({0, 700, 0, 200}, 200000, {0, 10});
+    dotted.dots(points, "black");
+    CHECK(dotted.svg().size() < 60000);
+}
+
 TEST_CASE("report: starts, warnings, rewinds and the end stand on the time line, samples of undone steps go") {
     TemporaryFolder folder;
     const std::string run = folder / "<i>run";

@@ -149,13 +149,13 @@ void Panel::axes(const std::string& title, const std::string& x_title, const std
 
 void Panel::line(const Points& points, const std::string& style, const std::string& color) {
     svg_ += text("<polyline class='", style, "' stroke='", color, "' points='");
-    for (const Point& p : points) svg_ += text(pixel(x(p.x)), ",", pixel(y(p.y)), " ");
+    for (const Point& p : thinned(points)) svg_ += text(pixel(x(p.x)), ",", pixel(y(p.y)), " ");
     svg_ += "'/>\n";
 }
 
 void Panel::dots(const Points& points, const std::string& color, const std::string& style) {
     const std::string of_class = style.empty() ? "" : text(" class='", style, "'");
-    for (const Point& p : points) {
+    for (const Point& p : thinned(points)) {
         svg_ += text("<circle", of_class, " fill='", color, "' cx='", pixel(x(p.x)), "' cy='", pixel(y(p.y)),
                      "' r='4'/>\n");
     }

@@ -18,7 +18,8 @@ std::string number(double value);
 Points running_mean(const Points& points);
 
 // Keeps about `most` points: the lowest and the highest of each stretch, and the first and the last of all.
-Points thinned(const Points& points, std::size_t most);
+constexpr std::size_t kDrawnPoints = 1000;   // points drawn per curve; more cannot be told apart
+Points thinned(const Points& points, std::size_t most = kDrawnPoints);
 
 struct Frame {
     double left, right, top, bottom;   // in pixels
@@ -53,6 +54,7 @@ public:
     // ones.
     void axes(const std::string& title, const std::string& x_title);
     void axes(const std::string& title, const std::string& x_title, const std::vector<Tick>& x_ticks);
+    // Draw a curve, thinned: a run of a million steps has a picture as small as any.
     void line(const Points& points, const std::string& style, const std::string& color);
     void dots(const Points& points, const std::string& color, const std::string& style = "");
     void level(const std::string& name, double value);
