@@ -241,6 +241,8 @@ private:
 
     // Appends the steps of a pre-tokenizer.
     void read_steps(const Json& pre, std::vector<SplitStep>& steps) {
+        constexpr std::size_t most_steps = 32;   // each has a table of all code points, and copies every text
+        if (steps.size() > most_steps) fail(pre, place_, text("more than ", most_steps, " steps"));
         const std::string& type = pre.at("type").as_text();
         if (type == "Sequence") {
             for (const Json& step : pre.at("pretokenizers").elements()) read_steps(step, steps);

@@ -148,6 +148,9 @@ TEST_CASE("pre-tokenizers: what is not as in the package is refused") {
     };
     CHECK(complaint(R"([{"type":"ByteLevel"},{"type":"ByteLevel"}])").find("two ByteLevel steps") != std::string::npos);
     CHECK(complaint(R"([{"type":"Digits","individual_digits":true}])").find("no ByteLevel step") != std::string::npos);
+    std::string many = "[";
+    for (int i = 0; i < 40; i++) many += R"({"type":"Digits","individual_digits":true},)";
+    CHECK(complaint(many + R"({"type":"ByteLevel"}])").find("more than 32 steps") != std::string::npos);
     CHECK(complaint(R"([{"type":"UnicodeScripts"},{"type":"ByteLevel"}])").find("a step of type UnicodeScripts") !=
           std::string::npos);
     CHECK(complaint(R"([{"type":"Punctuation","behavior":"Apart"},{"type":"ByteLevel"}])")
