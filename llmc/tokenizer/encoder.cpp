@@ -137,7 +137,13 @@ void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
         return;
     }
     switch (options.invalid) {
-        case InvalidUtf8::tiktoken: encode_like_tiktoken(text, valid, ids); break;
+        case InvalidUtf8::tiktoken:
+            if (tokenizer.data().pattern.rule == SplitRule::steps) {
+                encode_around_invalid(text, ids);
+            } else {
+                encode_like_tiktoken(text, valid, ids);
+            }
+            break;
         case InvalidUtf8::split: encode_around_invalid(text, ids); break;
         case InvalidUtf8::replace: encode_valid(replace_invalid(text), ids); break;
         case InvalidUtf8::refuse:

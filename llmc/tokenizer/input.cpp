@@ -235,7 +235,7 @@ bool DocumentReader::State::text_part(InputBatch& batch) {
 // Returns where to cut pending(), which does not reach the end of its document; 0: more of it is needed.
 std::size_t DocumentReader::State::cut_of_pending() const {
     if (cuts.anywhere) return pending().size();
-    bool whole_needed = cuts.pattern.rule == SplitRule::regex || cuts.pattern.rule == SplitRule::none;
+    bool whole_needed = needs_whole_texts(cuts.pattern);
     if (whole_needed && pending().size() > max_whole_bytes) {
         throw Error(ErrorKind::bad_data,
                     text(file_name(), ": offset ", offset, ": a document of more than ", max_whole_bytes, " bytes"),

@@ -4,6 +4,7 @@
 
 #include "llmc/base/refuse.h"
 #include "llmc/base/utf8.h"
+#include "llmc/tokenizer/files/files.h"
 
 namespace {
 
@@ -70,4 +71,17 @@ std::string warning_of_tokens_behind(const Tokenizer& tokenizer) {
     if (back.empty()) return "";
     return text("tokenizer ", tokenizer.name(), ": its post-processor puts ", spelled(tokenizer, back),
                 " behind a text; it is left out here, where a text goes on, but lm-evaluation-harness leaves it in");
+}
+
+std::string warning_of_missing_bytes(const Tokenizer& tokenizer) {
+    const TokenizerData& data = tokenizer.data();
+    if (!data.can_encode) return "";
+    const auto occurs_in_utf8 = [](int byte) { return byte != 0xc0 && byte != 0xc1 && byte < 0xf5; };
+    const std::vector<int> missing = missing_bytes(data);
+    const auto first = std::ranges::find_if(missing, occurs_in_utf8);
+    if (first == missing.end()) return "";
+    return text("tokenizer ", tokenizer.name(), " has no token for byte ", *first, " and ",
+                std::ranges::count_if(missing, occurs_in_utf8) - 1, " others: ",
+                data.unknown ? "in a text they become " + data.tokens[data.unknown->id] : "a text loses them",
+                ", as with the tokenizers package");
 }

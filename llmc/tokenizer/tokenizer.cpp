@@ -53,8 +53,10 @@ void check(const TokenizerData& data) {
     if (std::max(data.tokens.size(), data.merges.size()) > BpeModel::most_merges) {
         fail(text("more than ", BpeModel::most_merges, " tokens or merges"));
     }
-    const int byte = missing_byte(data);
-    if (byte >= 0) fail(text("no token for byte ", byte, ", so not every text could be encoded"));
+    const std::vector<int> missing = missing_bytes(data);
+    if (!missing.empty() && data.merges.empty()) {
+        fail(text("no token for byte ", missing[0], ", so not every text could be encoded"));
+    }
 }
 
 // Loads GPT-2's vocab.bpe; encoder.json beside it holds nothing that this does not imply, and is only checked.
@@ -131,7 +133,7 @@ std::string Tokenizer::file_of(const std::string& specification) {
 std::uint64_t Tokenizer::hash_of_rules() const {
     // names every field, so that none is added and forgotten
     const auto& [name, tokens, is_special, added_rules, end_of_text, can_encode, pattern, merges, merge_by_rank,
-                 whole_piece_first, post_processor, front, back, special_ids, kept] = data();
+                 whole_piece_first, unknown, pre_tokenizer, post_processor, front, back, special_ids, kept] = data();
     Hash64 hash;
     update(hash, is_special);
     for (const auto& [id, rules] : added_rules) {
@@ -142,6 +144,17 @@ std::uint64_t Tokenizer::hash_of_rules() const {
     update(hash, std::vector<char>(pattern.regex.begin(), pattern.regex.end()));
     update(hash, merges);
     for (const bool rule : {pattern.nfc, can_encode, merge_by_rank, whole_piece_first}) update(hash, rule);
+    if (unknown) {
+        update(hash, unknown->id);
+        update(hash, unknown->fuse);
+    }
+    for (const SplitStep& step : pattern.steps) {
+        update(hash, step.kind);
+        update(hash, step.rule);
+        update(hash, std::vector<char>(step.regex.begin(), step.regex.end()));
+        update(hash, step.behavior);
+        update(hash, step.invert);
+    }
     return hash.digest();
 }
 
@@ -176,6 +189,11 @@ std::vector<std::string> Tokenizer::save(const std::string& folder) const {
     return names;
 }
 
+bool Tokenizer::single_bytes() const {
+    const TokenizerData& d = data();
+    return d.can_encode && d.merges.empty() && !d.merge_by_rank && d.pattern.rule != SplitRule::steps;
+}
+
 const BpeModel& Tokenizer::model() const {
     static std::mutex building;
     std::lock_guard lock(building);
@@ -183,7 +201,7 @@ const BpeModel& Tokenizer::model() const {
     if (!state_->model) {
         state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special,
                                                    d.merge_by_rank ? all_merges(d.tokens, d.is_special) : d.merges,
-                                                   d.whole_piece_first);
+                                                   d.whole_piece_first, d.unknown);
     }
     return *state_->model;
 }

@@ -8,7 +8,8 @@
 //   Encoder encoder(tokenizer);                                 // one per thread
 //   encoder.encode(document, ids);
 //
-// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace and normal form C); ids are
+// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace, normal form C, steps that
+// change the text, and bytes that have no token); ids are
 // those of tiktoken for its vocabularies; the hash depends on nothing but the bytes of the ids, whatever file they were
 // loaded from.
 #pragma once
@@ -54,6 +55,8 @@ struct TokenizerData {
     std::vector<BpeMerge> merges;
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
+    std::optional<UnknownByte> unknown;    // none: a byte without a token is left out
+    std::string pre_tokenizer;             // tokenizer.json's, for SplitRule::steps
     std::string post_processor = "null";   // tokenizer.json's, which adds ids around a text
     std::vector<std::uint32_t> front;      // the ids that it puts in front of a text (text_ids.h)
     std::vector<std::uint32_t> back;       // the ids that it puts behind it
@@ -68,7 +71,8 @@ struct TokenizerData {
 
 class Tokenizer {
 public:
-    explicit Tokenizer(TokenizerData data);   // checked: every byte has a token, ids in range; else Error bad_data
+    explicit Tokenizer(TokenizerData data);   // checked: ids in range, every byte has a token or there are merges by
+                                              // list (tokenizer.json may leave some out); else Error bad_data
 
     // Returns the tokenizer of bytes: every byte is its own id; 256 is end-of-text; vocabulary 257.
     static Tokenizer bytes();
@@ -105,8 +109,8 @@ public:
     // that it does not write are removed: they are another tokenizer's.
     std::vector<std::string> save(const std::string& folder) const;
 
-    // Returns true if nothing joins bytes: every byte is a token.
-    bool single_bytes() const { return data().can_encode && data().merges.empty() && !data().merge_by_rank; }
+    // Returns true if every byte of a text becomes one token.
+    bool single_bytes() const;
 
     // Returns the merges, built on first use (a trainer that only decodes never pays for them). Safe from several
     // threads.
@@ -131,7 +135,8 @@ enum class SpecialText {
 
 // Treatment of bytes that are not UTF-8.
 enum class InvalidUtf8 {
-    tiktoken,   // as tiktoken's encode for bytes: from there on, the rest of the document is one piece
+    tiktoken,   // as tiktoken's encode for bytes: from there on, the rest of the document is one piece; where steps
+                // split a text (SplitRule::steps), which tiktoken does not have, as `split`
     split,      // each run of such bytes is a piece of its own
     replace,    // each ill-formed sequence becomes U+FFFD, as Python's decode(errors="replace"); not reversible
     refuse,     // is an error, bad_data

@@ -64,7 +64,8 @@ inline void use_tokenizer(TokenizerData data) {
     const std::string sample = "It's  a\ttest, isn't it?\n 123 caf\xc3\xa9 \xf0\x9f\x98\x80 <|endoftext|> \xff!";
     std::vector<std::uint32_t> ids;
     Encoder(tokenizer).encode(sample, ids);
-    ENSURE(tokenizer.decode(ids.data(), ids.size()) == sample, "decoding does not give the text back");
+    const bool keeps_all = tokenizer.data().pattern.rule != SplitRule::steps && missing_bytes(tokenizer.data()).empty();
+    ENSURE(!keeps_all || tokenizer.decode(ids.data(), ids.size()) == sample, "decoding does not give the text back");
     parse_huggingface(to_huggingface(tokenizer.data()), "written");
 }
 

@@ -109,11 +109,12 @@ std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const s
 }
 
 BpeModel::BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
-                   const std::vector<BpeMerge>& merges, bool whole_piece_first)
-    : token_ids_(index_tokens(tokens, is_special)), whole_piece_first_(whole_piece_first) {
+                   const std::vector<BpeMerge>& merges, bool whole_piece_first, std::optional<UnknownByte> unknown)
+    : token_ids_(index_tokens(tokens, is_special)), whole_piece_first_(whole_piece_first), unknown_(unknown) {
     for (int byte = 0; byte < 256; byte++) {
         char c = static_cast<char>(byte);
         byte_ids_[byte] = find({&c, 1});
+        all_bytes_ &= byte_ids_[byte] != no_token;
     }
     index_merges(merges, tokens.size());
     byte_ranks_.resize(0x10000);
@@ -157,7 +158,7 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<std:
             return;
         }
     }
-    if (piece.size() <= short_piece) {
+    if (piece.size() <= short_piece && all_bytes_) {
         encode_short(piece, ids);
     } else {
         encode_long(piece, scratch, ids);
@@ -215,18 +216,30 @@ void BpeModel::encode_short(std::string_view piece, std::vector<std::uint32_t>& 
     for (; parts != 0; parts &= parts - 1) out[written++] = ids[std::countr_zero(parts)];
 }
 
-// Encodes with the parts in a linked list over byte positions; a heap holds (rank, position) of every possible merge.
+// Makes the parts that a piece begins with: the tokens of its bytes, and what becomes of those that have none.
+void BpeModel::begin_with_bytes(std::string_view piece, std::vector<std::uint32_t>& ids) const {
+    ids.clear();
+    bool was_unknown = false;
+    for (const char c : piece) {
+        const std::uint32_t id = byte_ids_[static_cast<unsigned char>(c)];
+        const bool is_unknown = id == no_token;
+        if (!is_unknown) ids.push_back(id);
+        if (is_unknown && unknown_ && !(was_unknown && unknown_->fuse)) ids.push_back(unknown_->id);
+        was_unknown = is_unknown;
+    }
+}
+
+// Encodes with the parts in a linked list over their places; a heap holds (rank, position) of every possible merge.
 // An entry is stale when the pair at its position changed since; it is then dropped when it comes up.
 void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::uint32_t>& out) const {
     constexpr std::uint32_t gone = no_token;
-    std::uint32_t count = static_cast<std::uint32_t>(piece.size());
-    s.ids.resize(count);
+    begin_with_bytes(piece, s.ids);
+    const std::uint32_t count = static_cast<std::uint32_t>(s.ids.size());
     s.next.resize(count);
     s.previous.resize(count);
     s.ranks.assign(count, no_merge);   // rank of the merge of a part with its right neighbour
     s.heap.clear();
     for (std::uint32_t i = 0; i < count; i++) {
-        s.ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
         s.next[i] = i + 1;
         s.previous[i] = i - 1;   // for the first part 0 - 1, which is `gone`
     }

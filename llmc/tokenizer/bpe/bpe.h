@@ -9,10 +9,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+// What becomes of bytes that have no token.
+struct UnknownByte {
+    std::uint32_t id = 0;
+    bool fuse = false;   // one id for a row of them
+    bool operator==(const UnknownByte&) const = default;
+};
 
 struct BpeMerge {
     std::uint32_t left, right, result;
@@ -54,9 +62,10 @@ class BpeModel {
 public:
     // Indexes tokens and merges, at most most_merges of each; `tokens` must outlive the model. With whole_piece_first a
     // piece that is itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of
-    // tokenizer.json). Tokens with is_special are not found.
+    // tokenizer.json). Tokens with is_special are not found. A byte without a token becomes `unknown`, or is left out.
     BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
-             const std::vector<BpeMerge>& merges, bool whole_piece_first);
+             const std::vector<BpeMerge>& merges, bool whole_piece_first,
+             std::optional<UnknownByte> unknown = std::nullopt);
 
     // Working memory of one thread, reused from piece to piece.
     struct Scratch {
@@ -83,11 +92,14 @@ private:
         return results_.empty() ? first_result_ + rank : results_[rank];
     }
     void index_merges(const std::vector<BpeMerge>& merges, std::size_t vocab_size);
+    void begin_with_bytes(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
     TokenIds token_ids_;
     bool whole_piece_first_;
+    std::optional<UnknownByte> unknown_;
+    bool all_bytes_ = true;   // every byte has a token
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> byte_ranks_;   // ranks of merges of two bytes' tokens, by left byte << 8 | right byte
     // Tokens that merges make, by rank; empty where they are consecutive, as in most vocabularies.

@@ -98,7 +98,7 @@ public:
 private:
     void count_pieces(std::string_view text) {
         std::uint32_t ends[split_capacity], begin = 0;
-        splitter_->begin(text);
+        text = splitter_->begin(text);
         while (std::size_t count = splitter_->next(ends, split_capacity)) {
             for (std::size_t i = 0; i < count; i++) {
                 const std::uint32_t length = ends[i] - begin;

@@ -146,3 +146,23 @@ TEST_CASE("bpe: ids need not follow the order of merges") {
     model.encode("abcbc", scratch, ids);
     CHECK(ids == std::vector<std::uint32_t>{257, 'c', 256});
 }
+
+TEST_CASE("bpe: a byte without a token is left out, so what stood beside it may join, or becomes the unknown token") {
+    std::vector<std::string> tokens;
+    for (int byte = 0; byte < 256; byte++) tokens.push_back(std::string(1, static_cast<char>(byte)));
+    tokens['x'] = "";
+    tokens['y'] = "";
+    tokens.push_back("ab");
+    const std::vector<std::uint8_t> is_special(tokens.size(), 0);
+    const auto encode = [&](std::optional<UnknownByte> unknown, const std::string& piece) {
+        BpeModel::Scratch scratch;
+        std::vector<std::uint32_t> ids;
+        BpeModel(tokens, is_special, {{'a', 'b', 256, 0}}, false, unknown).encode(piece, scratch, ids);
+        return ids;
+    };
+    using Ids = std::vector<std::uint32_t>;
+    CHECK(encode(std::nullopt, "axyb") == Ids{256});
+    CHECK(encode(std::nullopt, "x") == Ids{});
+    CHECK(encode(UnknownByte{7, false}, "axybx") == Ids{'a', 7, 7, 'b', 7});
+    CHECK(encode(UnknownByte{7, true}, "axybx") == Ids{'a', 7, 'b', 7});
+}

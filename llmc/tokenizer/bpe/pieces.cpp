@@ -19,7 +19,7 @@ public:
 
     void encode(std::string_view text, Ids& ids) override {
         std::uint32_t ends[batch_pieces];
-        splitter_->begin(text);
+        text = splitter_->begin(text);
         begin_ = 0;
         while (std::size_t count = splitter_->next(ends, batch_pieces)) encode_batch(text, ends, count, ids);
     }

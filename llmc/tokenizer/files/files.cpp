@@ -19,25 +19,6 @@ constexpr std::size_t llmc_header_words = 256;
 constexpr std::size_t llmc_header_bytes = llmc_header_words * sizeof(std::int32_t);
 constexpr std::int32_t llmc_magic = 20240328, llmc_version = 2;
 
-// Returns true for bytes that GPT-2 spells as themselves; the others get characters from U+0100 on, in their order.
-constexpr bool spelled_as_itself(unsigned byte) {
-    return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
-}
-
-struct ByteCharacters {
-    std::array<std::uint16_t, 256> of_byte{};
-    std::array<std::int16_t, 0x200> to_byte{};
-    constexpr ByteCharacters() {
-        to_byte.fill(-1);
-        std::uint16_t next = 0x100;
-        for (unsigned byte = 0; byte < 256; byte++) {
-            of_byte[byte] = spelled_as_itself(byte) ? static_cast<std::uint16_t>(byte) : next++;
-            to_byte[of_byte[byte]] = static_cast<std::int16_t>(byte);
-        }
-    }
-};
-constexpr ByteCharacters byte_characters;
-
 // Hands out the lines of a text with their offsets.
 class Lines {
 public:
@@ -136,33 +117,17 @@ void malformed_tokenizer(const std::string& name, std::size_t offset, const std:
                 "Make the tokenizer file again, or take it from where it was published.");
 }
 
-int missing_byte(const TokenizerData& data) {
+std::vector<int> missing_bytes(const TokenizerData& data) {
     bool has_byte[256] = {};
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
         const std::string& bytes = data.tokens[id];
         if (bytes.size() == 1 && !data.is_special[id]) has_byte[static_cast<unsigned char>(bytes[0])] = true;
     }
-    const bool* missing = std::find(std::begin(has_byte), std::end(has_byte), false);
-    return missing == std::end(has_byte) ? -1 : static_cast<int>(missing - has_byte);
-}
-
-std::uint32_t byte_to_character(unsigned char byte) { return byte_characters.of_byte[byte]; }
-
-std::string to_characters(std::string_view bytes) {
-    std::string out;
-    for (char byte : bytes) append_utf8(byte_to_character(static_cast<unsigned char>(byte)), out);
-    return out;
-}
-
-bool from_characters(std::string_view characters, std::string& bytes) {
-    if (valid_utf8_prefix(characters) != characters.size()) return false;
-    for (std::size_t at = 0; at < characters.size();) {
-        Utf8Char c = decode_utf8(characters.data() + at);
-        if (c.code >= byte_characters.to_byte.size() || byte_characters.to_byte[c.code] < 0) return false;
-        bytes.push_back(static_cast<char>(byte_characters.to_byte[c.code]));
-        at += c.length;
+    std::vector<int> missing;
+    for (int byte = 0; byte < 256; byte++) {
+        if (!has_byte[byte]) missing.push_back(byte);
     }
-    return true;
+    return missing;
 }
 
 TokenizerData parse_gpt2_merges(std::string_view content, const std::string& name) {
@@ -172,7 +137,7 @@ TokenizerData parse_gpt2_merges(std::string_view content, const std::string& nam
     // single bytes come first: those spelled as themselves, then the others
     for (int itself = 1; itself >= 0; itself--) {
         for (unsigned byte = 0; byte < 256; byte++) {
-            if (spelled_as_itself(byte) == (itself == 1))
+            if ((byte_to_character(static_cast<unsigned char>(byte)) == byte) == (itself == 1))
                 data.tokens.push_back(std::string(1, static_cast<char>(byte)));
         }
     }
@@ -243,8 +208,10 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
         malformed_tokenizer(name, content.size(), text(ranks, " ranks, the highest ", data.tokens.size() - 1));
     }
     complete_ranks(data);
-    const int byte = missing_byte(data);
-    if (byte >= 0) malformed_tokenizer(name, content.size(), text("the file ends and has no token for byte ", byte));
+    const std::vector<int> missing = missing_bytes(data);
+    if (!missing.empty()) {
+        malformed_tokenizer(name, content.size(), text("the file ends and has no token for byte ", missing[0]));
+    }
     return data;
 }
 

@@ -18,6 +18,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/io/file.h"
+#include "llmc/tokenizer/split/byte_characters.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 TokenizerData parse_gpt2_merges(std::string_view content, const std::string& name);
@@ -53,13 +54,7 @@ std::string to_tiktoken_ranks(const TokenizerData& data);   // without special t
 std::string to_huggingface(const TokenizerData& data);
 std::string to_llmc_tokenizer(const TokenizerData& data);
 
-// Returns GPT-2's printable character for a byte, as vocab.bpe and tokenizer.json spell it: byte -> code point.
-std::uint32_t byte_to_character(unsigned char byte);
-std::string to_characters(std::string_view bytes);   // in UTF-8
-// Reads such characters. False when one stands for no byte; `bytes` then holds what came before it.
-bool from_characters(std::string_view characters, std::string& bytes);
-
-// Returns the first byte that no ordinary token stands for, so that not every text could be encoded; -1: there is none.
-int missing_byte(const TokenizerData& data);
+// Returns the bytes that no ordinary token stands for, so that not every text can be encoded.
+std::vector<int> missing_bytes(const TokenizerData& data);
 
 [[noreturn]] void malformed_tokenizer(const std::string& name, std::size_t offset, const std::string& what);

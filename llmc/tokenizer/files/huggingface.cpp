@@ -18,6 +18,22 @@ std::string_view first_characters(std::string_view text, std::size_t count) {
     return text.substr(0, end);
 }
 
+// The package's step Punctuation: ASCII's, and Unicode's as they were in version 8.
+const std::string punctuation =
+    R"([\p{P}!-/:-@\[-`{-~\x{166d}\x{111c9}&&[^\x{61d}\x{9fd}-\x{a76}\x{c77}-\x{c84}\x{1b4e}-\x{1b4f}\x{1b7d}-\x{1b7f})"
+    R"(\x{2e43}-\x{2e63}\x{10d6e}-\x{10f89}\x{113d4}-\x{1145d}\x{11660}-\x{116b9}\x{1183b}-\x{11fff})"
+    R"(\x{12ff1}-\x{12ff2}\x{16d6d}-\x{16fe2}\x{1e5ff}-\x{1e95f}]])";
+
+// Returns an expression that matches a text and nothing else.
+std::string literally(std::string_view text) {
+    std::string regex;
+    for (const char c : text) {
+        if (std::string_view(R"(\.+*?()|[]{}^$)").find(c) != std::string_view::npos) regex += '\\';
+        regex += c;
+    }
+    return regex;
+}
+
 // Reads the parts of the file in turn; `place_` names the one being read, as JSON pointers do.
 class HuggingFaceReader {
 public:
@@ -40,9 +56,7 @@ private:
     void read_parts() {
         if (const Json* normalizer = json_.find("normalizer"); normalizer != nullptr && !normalizer->is_null()) {
             place_ = "/normalizer";
-            const std::string& type = normalizer->at("type").as_text();
-            if (type != "NFC") fail(*normalizer, place_, text("normalizer ", type, " is not supported, only NFC is"));
-            data_.pattern.nfc = true;
+            read_normalizer(*normalizer);
         }
         const Json& model = json_.at("model");
         place_ = "/model";
@@ -80,8 +94,29 @@ private:
             read_post_processor(*post);
         }
         choose_end_of_text();
-        const int byte = missing_byte(data_);
-        if (byte >= 0) fail(vocab, "/model/vocab", text("no token for byte ", byte));
+        read_unknown(model);
+    }
+
+    void read_normalizer(const Json& normalizer) {
+        const std::string& type = normalizer.at("type").as_text();
+        if (type == "Sequence") {
+            for (const Json& step : normalizer.at("normalizers").elements()) read_normalizer(step);
+        } else if (type == "NFC") {
+            data_.pattern.nfc = true;
+        } else {
+            fail(normalizer, place_, text("normalizer ", type, " is not supported, only NFC is"));
+        }
+    }
+
+    // Reads what a byte becomes that has no token.
+    void read_unknown(const Json& model) {
+        const Json* token = model.find("unk_token");
+        if (token == nullptr || token->is_null()) return;
+        const auto found = ids_.find(token->as_text());
+        if (found == ids_.end()) {
+            fail(*token, "/model/unk_token", text("found ", quoted(*token), ", which is not in the vocabulary"));
+        }
+        data_.unknown = UnknownByte{.id = found->second, .fuse = flag(model, "fuse_unk")};
     }
 
     [[noreturn]] void fail(std::size_t offset, const std::string& where, const std::string& what) const {
@@ -184,36 +219,86 @@ private:
     }
 
     void read_pre_tokenizer(const Json& pre) {
-        if (pre.is_null()) fail(pre, "/pre_tokenizer", "missing: this is not a byte-level tokenizer");
-        bool byte_level = false;
-        std::vector<Json> steps;
-        if (pre.at("type") == "Sequence") {
-            steps = pre.at("pretokenizers").elements();
-        } else {
-            steps.push_back(pre);
+        std::vector<SplitStep> steps;
+        if (!pre.is_null()) read_steps(pre, steps);
+        if (!byte_level_) fail(pre, place_, "no ByteLevel step: this is not a byte-level tokenizer");
+        // what the last step spells is spelled anyway
+        if (!steps.empty() && steps.back().kind == SplitStep::Kind::spell_bytes) steps.pop_back();
+        SplitPattern& pattern = data_.pattern;
+        if (steps.size() == 1 && isolates(steps[0])) {
+            pattern.rule = steps[0].rule;
+            pattern.regex = steps[0].regex;
+        } else if (!steps.empty()) {
+            pattern.rule = SplitRule::steps;
+            pattern.steps = std::move(steps);
+            data_.pre_tokenizer = to_text(pre);
         }
-        for (const Json& step : steps) {
-            const std::string& type = step.at("type").as_text();
-            if (type == "ByteLevel") {
-                if (flag(step, "add_prefix_space")) fail(pre, "/pre_tokenizer", "add_prefix_space is not supported");
-                byte_level = true;
-                if (const Json* regex = step.find("use_regex"); regex == nullptr || regex->as_bool())
-                    set_pattern(pre, {SplitRule::gpt2, ""});
-            } else if (type == "Split" && step.at("pattern").contains("Regex") && keeps_pieces(step)) {
-                const Json& regex = step.at("pattern").at("Regex");
-                check_pattern(regex);
-                set_pattern(pre, pattern_of(regex.as_text()));
-            } else {
-                fail(pre, "/pre_tokenizer", text("a step of type ", type, " like this is not supported"));
-            }
-        }
-        if (!byte_level) fail(pre, "/pre_tokenizer", "no ByteLevel step");
     }
 
-    // Returns true if pieces are the matches, and what lies between them, if anything, is kept.
-    static bool keeps_pieces(const Json& step) {
-        const Json* behavior = step.find("behavior");
-        return behavior != nullptr && (*behavior == "Isolated" || (*behavior == "Removed" && flag(step, "invert")));
+    static bool isolates(const SplitStep& step) {
+        return step.kind == SplitStep::Kind::split && step.behavior == SplitBehavior::isolated;
+    }
+
+    // Appends the steps of a pre-tokenizer.
+    void read_steps(const Json& pre, std::vector<SplitStep>& steps) {
+        constexpr std::size_t most_steps = 32;   // each has a table of all code points, and copies every text
+        if (steps.size() > most_steps) fail(pre, place_, text("more than ", most_steps, " steps"));
+        const std::string& type = pre.at("type").as_text();
+        if (type == "Sequence") {
+            for (const Json& step : pre.at("pretokenizers").elements()) read_steps(step, steps);
+        } else if (type == "ByteLevel") {
+            if (byte_level_) fail(pre, place_, "two ByteLevel steps are not supported");
+            byte_level_ = true;
+            if (flag(pre, "add_prefix_space")) steps.push_back({.kind = SplitStep::Kind::prefix_space});
+            const Json* regex = pre.find("use_regex");
+            if (regex == nullptr || regex->as_bool()) steps.push_back({.rule = SplitRule::gpt2});
+            steps.push_back({.kind = SplitStep::Kind::spell_bytes});
+        } else if (type == "Digits") {
+            const bool alone = pre.at("individual_digits").as_bool();
+            steps.push_back(split_by("\\p{N}", alone ? SplitBehavior::isolated : SplitBehavior::contiguous));
+        } else if (type == "Punctuation") {
+            const Json* behavior = pre.find("behavior");
+            steps.push_back(split_by(punctuation, behavior ? behavior_of(*behavior) : SplitBehavior::isolated));
+        } else if (type == "Split") {
+            read_split(pre, steps);
+        } else {
+            fail(pre, place_, text("a step of type ", type, " is not supported"));
+        }
+    }
+
+    static SplitStep split_by(const std::string& regex, SplitBehavior behavior, bool invert = false) {
+        SplitPattern pattern = pattern_of(regex);
+        // the known rules match all of a text, so nothing lies between the pieces that is dropped
+        const bool all_kept = behavior == SplitBehavior::removed && invert && pattern.rule != SplitRule::regex;
+        return {.rule = pattern.rule,
+                .regex = std::move(pattern.regex),
+                .behavior = all_kept ? SplitBehavior::isolated : behavior,
+                .invert = invert};
+    }
+
+    void read_split(const Json& step, std::vector<SplitStep>& steps) {
+        const Json& pattern = step.at("pattern");
+        const Json* regex = pattern.find("Regex");
+        const std::string expression = regex ? regex->as_text() : literally(pattern.at("String").as_text());
+        const SplitBehavior behavior = behavior_of(step.at("behavior"));
+        if (expression.empty()) return;   // matches nowhere
+        if (regex) check_pattern(*regex);
+        steps.push_back(split_by(expression, behavior, flag(step, "invert")));
+    }
+
+    SplitBehavior behavior_of(const Json& name) const {
+        constexpr std::pair<const char*, SplitBehavior> behaviors[] = {
+            {"Isolated", SplitBehavior::isolated},
+            {"Removed", SplitBehavior::removed},
+            {"MergedWithPrevious", SplitBehavior::merged_with_previous},
+            {"MergedWithNext", SplitBehavior::merged_with_next},
+            {"Contiguous", SplitBehavior::contiguous}};
+        for (const auto& [known, behavior] : behaviors) {
+            if (name == known) return behavior;
+        }
+        fail(name, place_,
+             text("found the behavior ", quoted(name), ", expected Isolated, Removed, MergedWithPrevious, ",
+                  "MergedWithNext or Contiguous"));
     }
 
     void check_pattern(const Json& regex) const {
@@ -226,13 +311,6 @@ private:
                              first_characters(regex.as_text(), 80)),
                         "docs/data.md says which constructs of a pattern are supported.");
         }
-    }
-
-    void set_pattern(const Json& pre, SplitPattern pattern) {
-        if (data_.pattern.rule != SplitRule::none)
-            fail(pre, "/pre_tokenizer", "more than one pattern is not supported");
-        pattern.nfc = data_.pattern.nfc;
-        data_.pattern = std::move(pattern);
     }
 
     // Reads the tokens that are put in front of a text, and behind it.
@@ -303,6 +381,7 @@ private:
     std::unordered_map<std::string, std::uint32_t>
         ids_;                              // ids of the vocabulary and the added tokens, by their characters
     std::vector<std::string> unspelled_;   // tokens of the vocabulary outside the alphabet of bytes
+    bool byte_level_ = false;              // a step ByteLevel has been read
 };
 
 Json byte_level_step(bool use_regex) {
@@ -317,6 +396,11 @@ Json pre_tokenizer_of(const SplitPattern& pattern) {
     const Json split =
         Json::object({{"type", "Split"}, {"pattern", regex}, {"behavior", "Isolated"}, {"invert", false}});
     return Json::object({{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level_step(false)})}});
+}
+
+// Returns a token as the file's vocabulary has it.
+std::string vocab_spelling(const TokenizerData& data, std::uint32_t id) {
+    return data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
 }
 
 std::vector<BpeMerge> merges_of(const TokenizerData& data) {
@@ -344,7 +428,7 @@ std::string to_huggingface(const TokenizerData& data) {
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
         spelled.push_back(to_characters(data.tokens[id]));
         if (data.tokens[id].empty()) continue;
-        vocab.add(data.is_special[id] ? data.tokens[id] : spelled[id], id);
+        vocab.add(vocab_spelling(data, id), id);
         if (!data.is_special[id]) continue;
         const AddedTokenRules rules = data.rules_of(id);
         added.append(Json::object({{"id", id},
@@ -358,15 +442,18 @@ std::string to_huggingface(const TokenizerData& data) {
     for (const BpeMerge& merge : merges_of(data)) {
         merges.append(Json::array({spelled[merge.left], spelled[merge.right]}));
     }
-    Json model = parse_json(R"({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false})");
+    Json model = parse_json(R"({"type": "BPE", "dropout": null, "continuing_subword_prefix": null,
+                                "end_of_word_suffix": null, "byte_fallback": false})");
+    model.add("unk_token", data.unknown ? Json(vocab_spelling(data, data.unknown->id)) : Json());
+    model.add("fuse_unk", data.unknown && data.unknown->fuse);
     model.add("ignore_merges", data.whole_piece_first);
     model.add("vocab", std::move(vocab));
     model.add("merges", std::move(merges));
     Json json = parse_json(R"({"version": "1.0", "truncation": null, "padding": null})");
     json.add("added_tokens", std::move(added));
     json.add("normalizer", data.pattern.nfc ? Json::object({{"type", "NFC"}}) : Json());
-    json.add("pre_tokenizer", pre_tokenizer_of(data.pattern));
+    json.add("pre_tokenizer",
+             data.pattern.rule == SplitRule::steps ? parse_json(data.pre_tokenizer) : pre_tokenizer_of(data.pattern));
     json.add("post_processor", parse_json(data.post_processor));
     json.add("decoder", byte_level_step(true));
     json.add("model", std::move(model));

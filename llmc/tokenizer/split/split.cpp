@@ -30,7 +30,10 @@ constexpr KnownPattern known_patterns[] = {
 
 class WholeText : public PieceSplitter {
 public:
-    void begin(std::string_view text) override { size_ = text.size(); }
+    std::string_view begin(std::string_view text) override {
+        size_ = text.size();
+        return text;
+    }
     std::size_t next(std::uint32_t* ends, std::size_t) override {
         if (size_ == 0) return 0;
         ends[0] = static_cast<std::uint32_t>(size_);
@@ -75,6 +78,10 @@ SplitPattern pattern_of(const std::string& regex) {
     return regex.empty() ? SplitPattern{} : SplitPattern{SplitRule::regex, regex};
 }
 
+bool needs_whole_texts(const SplitPattern& pattern) {
+    return pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex || pattern.rule == SplitRule::steps;
+}
+
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
     switch (pattern.rule) {
         case SplitRule::none: return std::make_unique<WholeText>();
@@ -82,6 +89,7 @@ std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
         case SplitRule::cl100k: return make_block_splitter(cl100k_family);
         case SplitRule::llama3: return make_block_splitter(llama3_family);
         case SplitRule::qwen: return make_block_splitter(qwen_family);
+        case SplitRule::steps: return make_step_splitter(pattern.steps);
         case SplitRule::regex: break;
     }
     return make_regex_splitter(pattern.regex);
@@ -91,7 +99,7 @@ std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {
 // newlines behind characters of class other (cl100k), and what they do from a character on does not depend on what came
 // before a piece's start.
 std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text) {
-    if (pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex) return 0;
+    if (needs_whole_texts(pattern)) return 0;
     bool newline_may_join = pattern.rule != SplitRule::gpt2;
     for (std::size_t at = text.size(); at-- > 1;) {
         if (!is_ascii_space(text[at]) || is_ascii_space(text[at - 1])) continue;

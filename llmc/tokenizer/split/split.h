@@ -2,7 +2,8 @@
 //
 // A tokenizer defines its pieces by a regular expression. The well-known ones have a splitter written by hand, many
 // times faster; any other is translated for PCRE2 (oniguruma.h), which is also the oracle the hand-written ones are
-// tested against.
+// tested against. Some tokenizers define them by several steps, each of which cuts or changes the pieces of the one
+// before (steps.cpp).
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 enum class SplitRule {
     none,     // the whole text is one piece
@@ -17,13 +19,39 @@ enum class SplitRule {
     cl100k,   // GPT-3.5 and GPT-4, as tiktoken has it now
     llama3,   // cl100k as first published: differs only in white space at the very end of a text
     qwen,     // Qwen 2, 2.5 and 3: llama3 with every digit alone
-    regex,    // anything else
+    regex,    // any other expression
+    steps,    // a list of steps
+};
+
+// What becomes of the matches of a step's expression, and of the text between them.
+enum class SplitBehavior {
+    isolated,               // each is a piece
+    removed,                // matches are dropped, the rest are pieces
+    merged_with_previous,   // a match ends the piece of the text in front of it
+    merged_with_next,       // a match begins the piece of the text behind it
+    contiguous,             // matches without text between them are one piece
+};
+
+// A step of a pre-tokenizer, as Hugging Face's tokenizers package runs it: makes pieces of each piece in turn.
+struct SplitStep {
+    enum class Kind {
+        split,          // cuts by an expression
+        prefix_space,   // puts a space in front of a piece that begins with none
+        spell_bytes,    // spells every byte as the character that stands for it (byte_characters.h)
+    };
+    Kind kind = Kind::split;
+    SplitRule rule = SplitRule::none;   // and what follows: of a split; rule regex or one of the known
+    std::string regex = {};
+    SplitBehavior behavior = SplitBehavior::isolated;
+    bool invert = false;   // what the expression does not match counts as matches
+    bool operator==(const SplitStep&) const = default;
 };
 
 struct SplitPattern {
     SplitRule rule = SplitRule::none;
-    std::string regex;   // for SplitRule::regex; the known rules' own expressions are given by regex_of
-    bool nfc = false;    // text is brought to Unicode's normal form C before it is split
+    std::string regex;                   // for SplitRule::regex; the known rules' own expressions are given by regex_of
+    bool nfc = false;                    // text is brought to Unicode's normal form C before it is split
+    std::vector<SplitStep> steps = {};   // for SplitRule::steps
 };
 
 // Returns the expression of a pattern in the syntax of Hugging Face's files, Oniguruma's; empty for SplitRule::none.
@@ -35,8 +63,9 @@ class PieceSplitter {
 public:
     virtual ~PieceSplitter() = default;
 
-    // Starts on a text: valid UTF-8, below 4 GiB, kept alive and unchanged by the caller.
-    virtual void begin(std::string_view text) = 0;
+    // Starts on a text: valid UTF-8, below 4 GiB, kept alive and unchanged by the caller. Returns the text that is made
+    // of pieces: the same, but where steps change it; then it lives until the next begin().
+    virtual std::string_view begin(std::string_view text) = 0;
     // Writes the ends (offsets behind the last byte) of the next pieces; returns how many, 0 after the last. Pieces
     // are not empty, follow each other without gaps and cover the text. `capacity` is at least split_capacity.
     virtual std::size_t next(std::uint32_t* ends, std::size_t capacity) = 0;
@@ -47,12 +76,16 @@ inline constexpr std::size_t split_capacity = 128;
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern);
 // Splits with PCRE2 whatever the expression: for expressions without a rule, and as the reference in tests.
 std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex);
+// Runs the steps of SplitRule::steps.
+std::unique_ptr<PieceSplitter> make_step_splitter(const std::vector<SplitStep>& steps);
 
 // Returns the text in normal form C, in `storage` where it is not so already; bytes that are not UTF-8 stay as they
 // are. Throws Error usage when this build has no ICU and the text has a character from U+0300 on, below which nothing
 // changes.
 std::string_view to_nfc(std::string_view text, std::string& storage);
 
+// Returns true if nothing is known of where a text can be cut.
+bool needs_whole_texts(const SplitPattern& pattern);
 // Returns a place at which a text can be cut so that splitting both parts alone gives the same pieces as splitting the
 // whole: the last such in (0, text.size()), or 0 when none is found. The text may end within a character.
 std::size_t last_safe_cut(const SplitPattern& pattern, std::string_view text);

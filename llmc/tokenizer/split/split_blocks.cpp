@@ -47,13 +47,14 @@ class BlockSplitter : public PieceSplitter {
 public:
     BlockSplitter(const SplitFamily& family, FindMasks path) : family_(family), find_masks_(path) {}
 
-    void begin(std::string_view text) override {
+    std::string_view begin(std::string_view text) override {
         text_ = text;
         at_ = 0;
         done_ = text.empty();
         previous_ = Previous{};
         masks_end_ = 0;
         whole_from_ = family_.whole_end ? space_before_end() : text.size();
+        return text;
     }
 
     std::size_t next(std::uint32_t* ends, std::size_t capacity) override {

@@ -9,9 +9,10 @@ class ReferenceSplitter : public PieceSplitter {
 public:
     explicit ReferenceSplitter(SplitRule rule) : rule_(rule) {}
 
-    void begin(std::string_view text) override {
+    std::string_view begin(std::string_view text) override {
         text_ = text;
         at_ = 0;
+        return text;
     }
     std::size_t next(std::uint32_t* ends, std::size_t capacity) override {
         std::size_t count = 0;

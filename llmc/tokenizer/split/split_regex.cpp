@@ -6,6 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 #include "llmc/tokenizer/split/oniguruma.h"
+#include "llmc/tokenizer/split/pattern_parts.h"
 #include "llmc/tokenizer/split/split.h"
 
 #ifdef USE_PCRE2
@@ -20,9 +21,9 @@ std::string pcre2_message(int code) {
     return reinterpret_cast<const char*>(message);
 }
 
-class RegexSplitter : public PieceSplitter {
+class RegexParts : public PatternParts {
 public:
-    explicit RegexSplitter(const std::string& regex) {
+    explicit RegexParts(const std::string& regex) {
         TranslatedPattern translated = translate_oniguruma(regex);
         kinds_ = std::move(translated.kinds);
         int problem = 0;
@@ -38,14 +39,14 @@ public:
         stack_ = pcre2_jit_stack_create(32 << 10, 64 << 20, nullptr);
         pcre2_jit_stack_assign(context_, nullptr, stack_);
     }
-    ~RegexSplitter() override {
+    ~RegexParts() override {
         pcre2_jit_stack_free(stack_);
         pcre2_match_context_free(context_);
         pcre2_match_data_free(match_);
         pcre2_code_free(code_);
     }
-    RegexSplitter(const RegexSplitter&) = delete;
-    RegexSplitter& operator=(const RegexSplitter&) = delete;
+    RegexParts(const RegexParts&) = delete;
+    RegexParts& operator=(const RegexParts&) = delete;
 
     void begin(std::string_view text) override {
         text_ = text;
@@ -57,24 +58,26 @@ public:
         }
         at_ = byte_ = search_ = match_end_ = 0;
         match_begin_ = no_match;
+        found_ = ended_ = false;
     }
 
-    std::size_t next(std::uint32_t* ends, std::size_t capacity) override {
-        std::size_t count = 0;
-        while (count < capacity && at_ < kinds_of_text_.size()) {
-            if (match_begin_ == no_match || match_end_ <= at_) find();
-            // text between two matches is a piece too, so that nothing is lost; an empty match only cuts
-            const std::size_t end = match_begin_ > at_ ? match_begin_ : match_end_;
-            if (end == at_) continue;
-            for (; at_ < end; at_++) byte_ += decode_utf8(text_.data() + byte_).length;
-            ends[count++] = static_cast<std::uint32_t>(byte_);
+    bool next(PatternPart& part) override {
+        if (!found_ && !ended_) {
+            found_ = find();
+            ended_ = !found_;
         }
-        return count;
+        if (!found_ && at_ == kinds_of_text_.size()) return false;
+        part.is_match = found_ && match_begin_ <= at_;
+        const std::size_t end = !found_ ? kinds_of_text_.size() : part.is_match ? match_end_ : match_begin_;
+        for (; at_ < end; at_++) byte_ += decode_utf8(text_.data() + byte_).length;
+        part.end = static_cast<std::uint32_t>(byte_);
+        if (part.is_match) found_ = false;
+        return true;
     }
 
 private:
-    // Finds the next match as the package does: not an empty one right behind the last match; or the end of the text.
-    void find() {
+    // Finds the next match as the package does: not an empty one right behind the last match.
+    bool find() {
         const std::size_t size = kinds_of_text_.size();
         while (search_ <= size) {
             int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(kinds_of_text_.data()), size, search_, 0,
@@ -92,9 +95,9 @@ private:
             }
             match_begin_ = range[0];
             match_end_ = search_ = range[1];
-            return;
+            return true;
         }
-        match_begin_ = match_end_ = search_ = size;
+        return false;
     }
 
     static constexpr std::size_t no_match = ~std::size_t{0};
@@ -105,10 +108,52 @@ private:
     pcre2_jit_stack* stack_ = nullptr;
     std::string_view text_;
     std::string kinds_of_text_;   // one for each character; the places below are among these
-    std::size_t at_ = 0;          // end of the last piece
+    std::size_t at_ = 0;          // end of the last part
     std::size_t byte_ = 0;        // its place in text_
     std::size_t search_ = 0;      // begin of the next search
     std::size_t match_begin_ = no_match, match_end_ = 0;
+    bool found_ = false;   // a match that has not been handed out
+    bool ended_ = false;   // there is no further match
+};
+
+}   // namespace
+
+std::unique_ptr<PatternParts> make_pattern_parts(const std::string& regex) {
+    return std::make_unique<RegexParts>(regex);
+}
+
+#else
+
+std::unique_ptr<PatternParts> make_pattern_parts(const std::string& regex) {
+    throw Error(ErrorKind::usage, text("this build has no PCRE2, which the tokenizer's pattern needs: ", regex),
+                "Install libpcre2-dev and build again.");
+}
+
+#endif
+
+namespace {
+
+// Makes a piece of every match, and of the text between two, so that nothing is lost; an empty match only cuts.
+class RegexSplitter : public PieceSplitter {
+public:
+    explicit RegexSplitter(const std::string& regex) : parts_(make_pattern_parts(regex)) {}
+
+    std::string_view begin(std::string_view text) override {
+        parts_->begin(text);
+        end_ = 0;
+        return text;
+    }
+    std::size_t next(std::uint32_t* ends, std::size_t capacity) override {
+        std::size_t count = 0;
+        for (PatternPart part; count < capacity && parts_->next(part); end_ = part.end) {
+            if (part.end > end_) ends[count++] = part.end;
+        }
+        return count;
+    }
+
+private:
+    std::unique_ptr<PatternParts> parts_;
+    std::uint32_t end_ = 0;   // of the last part
 };
 
 }   // namespace
@@ -116,12 +161,3 @@ private:
 std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex) {
     return std::make_unique<RegexSplitter>(regex);
 }
-
-#else
-
-std::unique_ptr<PieceSplitter> make_regex_splitter(const std::string& regex) {
-    throw Error(ErrorKind::usage, text("this build has no PCRE2, which the tokenizer's pattern needs: ", regex),
-                "Install libpcre2-dev and build again.");
-}
-
-#endif
