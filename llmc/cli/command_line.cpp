@@ -332,6 +332,22 @@ void leave_out_replaced(AllGiven& recorded, const AllGiven& given) {
     for (const auto& [name, wins] : given) recorded.erase(name);
 }
 
+// Leaves out recorded options that nothing reads, because what they belong to is off now. Repeats: an option that goes
+// may be what others belong to.
+void leave_out_unused(const OptionTable& table, AllGiven& recorded) {
+    const auto holds = [&](const OptionRow::Use& use) {
+        const auto found = recorded.find(use.option);
+        const bool equal =
+            (found != recorded.end() ? found->second.value : table.find(use.option)->spell()) == use.value;
+        return equal == use.equal;
+    };
+    const auto is_unused = [&](const auto& option) {
+        const std::vector<OptionRow::Use>& uses = table.find(option.first)->uses;
+        return !uses.empty() && std::ranges::none_of(uses, holds);
+    };
+    while (std::erase_if(recorded, is_unused) > 0) continue;
+}
+
 // Gives --data's folder to those of the two options that are not given beside it.
 AllGiven given_by_name(const OptionTable& table, const std::string& name) {
     const bool trains = table.find("--train-data") != nullptr;
@@ -445,6 +461,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (result.recorded) {
         AllGiven all = given_by_record(table, result.recorded->options, recorded_in);
         leave_out_replaced(all, given);
+        leave_out_unused(table, all);
         set_all(table, all);
     }
     if (!given.contains("--seq-len") && !result.recorded && (names_model || given.contains("--arch"))) {

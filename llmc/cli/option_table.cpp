@@ -61,7 +61,8 @@ void OptionTable::add_options_of_models(Options& o, CommandLineOptions& beside) 
            "documents that share a sequence do not see each other, and the positions of each begin anew");
     choice("--boundary-loss", o.boundary_loss,
            "with --document-mask: the last token of a document is to predict that another one begins; 0: there is no "
-           "loss");
+           "loss")
+        .unless("--document-mask", "0");
     string("--val-data,-j", o.val_data,
            text("token files to ", trains ? "validate" : "measure",
                 " on: a pattern (quote it), or a folder for the validation shards in it",
@@ -142,12 +143,14 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "steps, then lr (q + (1 - q) (1 - sqrt(y))), y from 0 to 1 over the last 20%; constant: lr in every "
            "step, --warmup and --final-lr-frac are ignored");
     number("--decay-steps", o.decay_steps, 0, kMost,
-           "of --schedule wsd: the learning rate falls over the last so many steps; 0: over 20% of all");
+           "of --schedule wsd: the learning rate falls over the last so many steps; 0: over 20% of all")
+        .with("--schedule", "wsd");
     number("--lr,-l", o.lr, 0, 10, "highest learning rate");
     choice("--lr-scaling", o.lr_scaling,
            "how learning rates follow the batch of a step, k times that of --lr-batch: times k, sqrt(k) or 1");
     number("--lr-batch", o.lr_batch, 0, kMostTokensOfStep,
-           "tokens of a step for which --lr and --muon-lr are given; 0: those of the first step");
+           "tokens of a step for which --lr and --muon-lr are given; 0: those of the first step")
+        .unless("--lr-scaling", "none");
     number("--warmup,-u", o.warmup, 0, kMost, "steps over which the learning rate rises: lr step / warmup");
     number("--final-lr-frac,-q", o.final_lr_frac, 0, 1,
            "learning rate at the end, as a fraction of --lr; 1 (llm.c's default): it never falls");
@@ -162,13 +165,18 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--beta2", o.beta2, 0, 0.999999f, "adamw, lamb: decay of the second moment");
     number("--eps", o.eps, 1e-20f, 1, "adamw, lamb: added to the root of the second moment");
     number("--lars-trust", o.lars_trust, 1e-9f, 1e3f,
-           "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm");
-    number("--muon-lr", o.muon_lr, 0, 10, "muon: highest learning rate of layers' matrices; --lr is that of the rest");
-    number("--muon-momentum", o.muon_momentum, 0, 0.999999f, "muon: momentum of layers' matrices, Nesterov's");
-    choice("--muon-coefficients", o.muon_coefficients, "muon: the polynomials of its five iterations");
+           "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm")
+        .with("--optimizer", "lars");
+    number("--muon-lr", o.muon_lr, 0, 10, "muon: highest learning rate of layers' matrices; --lr is that of the rest")
+        .with("--optimizer", "muon");
+    number("--muon-momentum", o.muon_momentum, 0, 0.999999f, "muon: momentum of layers' matrices, Nesterov's")
+        .with("--optimizer", "muon");
+    choice("--muon-coefficients", o.muon_coefficients, "muon: the polynomials of its five iterations")
+        .with("--optimizer", "muon");
     choice("--muon-scale", o.muon_scale,
            "muon: how far a matrix moves, original: sqrt(max(1, out / in)), match-rms-adamw: 0.2 sqrt(max(out, in)), "
-           "which goes with a --muon-lr like AdamW's");
+           "which goes with a --muon-lr like AdamW's")
+        .with("--optimizer", "muon");
     number("--ema", o.ema, 0, 0.9999999f,
            "keep an average of the weights with this decay (min(ema, (1 + t) / (10 + t)) at step t) beside them, for "
            "--weights ema of other verbs; 0: none");
@@ -185,7 +193,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--skip-norm-z", o.skip_norm_z, 0, 1e9f, "the same for the gradient norm").llmc("-sg");
     number("--spike-rewind", o.spike_rewind, 0, kMost,
            "above those z-scores go back to the last checkpoint and pass over the samples since, at most so often "
-           "from one checkpoint, then stop with exit code 65; 0: never");
+           "from one checkpoint, then stop with exit code 65; 0: never")
+        .unless("--skip-loss-z", "0")
+        .unless("--skip-norm-z", "0");
     number("--max-bad-steps", o.max_bad_steps, 0, kMost,
            "stop, with exit code 65, after so many steps in a row whose loss or gradient norm is not finite; 0: never");
     taken_by(train, check, generate);
@@ -232,7 +242,8 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "rank 0 serves metrics.jsonl's newest values at http://HOST:PORT/metrics, for Prometheus; 0: it does not");
     string("--metrics-host", o.metrics_host,
            "the HOST of --metrics-port, an address or name of rank 0's machine; 0.0.0.0 or :: is all of its addresses, "
-           "for everyone who reaches them");
+           "for everyone who reaches them")
+        .unless("--metrics-port", "0");
     number("--log-every", o.log_every, 0, kMost,
            "print a line every this many steps, and first and last; 0: the first ten, then one in five seconds; a "
            "terminal shows each step, in place");
@@ -245,7 +256,8 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--major-checkpoint-every", o.major_checkpoint_every, 0, kMost,
            "checkpoints of every this many steps are kept for good, llm.c's -nm")
         .llmc("-nm");
-    choice("--keep-best", o.keep_best, "save the state of the lowest validation loss too, in the folder best");
+    choice("--keep-best", o.keep_best, "save the state of the lowest validation loss too, in the folder best")
+        .unless("--val-every", "0");
     choice("--resume,-y", o.resume,
            "continue from the newest checkpoint in --output-dir, if there is one; options that are not given are "
            "those of its options.json")
@@ -310,38 +322,50 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--zero,-z", o.zero, 0, 3, "ZeRO stage: what data-parallel ranks share out; one rank shares nothing");
     number(
         "--zero-group", o.zero_group, 0, kMost,
-        "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same");
+        "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same")
+        .unless("--zero", "0")
+        .unless("--local-steps", "0");
     taken_by(train, check);
     number("--local-steps", o.local.every, 0, kMost,
            "DiLoCo: steps of each group of --zero-group ranks by itself before all move together; 0: none");
     number("--outer-lr", o.local.lr, 0, 1e6f,
-           "rate of the move of --local-steps, from where the groups were together to their average");
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's");
+           "rate of the move of --local-steps, from where the groups were together to their average")
+        .unless("--local-steps", "0");
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's")
+        .unless("--local-steps", "0");
     choice(
         "--outer-compression", o.local.compression,
         "what travels in the move of --local-steps: weights in fp32, or the way each went, in 8 or 2 bits with a scale "
-        "for 256 of them, or only the largest ways; what is left out goes along the next time");
+        "for 256 of them, or only the largest ways; what is left out goes along the next time")
+        .unless("--local-steps", "0");
     number("--outer-topk", o.local.topk, 1.0f / 1024, 1,
            "fraction of each 1,024 ways that --outer-compression topk sends; --outer-momentum is the share of the "
-           "rest that is kept for the next move");
+           "rest that is kept for the next move")
+        .with("--outer-compression", "topk");
     number("--outer-fragments", o.local.fragments, 1, kMost,
-           "parts of the model that move in turns, each every --local-steps: layers are dealt out to them");
+           "parts of the model that move in turns, each every --local-steps: layers are dealt out to them")
+        .unless("--local-steps", "0");
     number("--outer-delay", o.local.delay, 0, kMost,
-           "steps that weights of the move of --local-steps are on their way, beside which ranks go on");
+           "steps that weights of the move of --local-steps are on their way, beside which ranks go on")
+        .unless("--local-steps", "0");
     number("--outer-blend", o.local.blend, 0, 0.9999999f,
-           "share of its own weights that a group keeps when those of all arrive");
+           "share of its own weights that a group keeps when those of all arrive")
+        .unless("--local-steps", "0");
     choice("--grad-compression", o.grad_compression.how,
            "in what gradients travel between data-parallel ranks under --zero 0 and 1, or between the groups of "
            "--zero-group: as they are, in bf16, in 8 bits with a scale for 256 of them, only the largest, or matrices "
            "as products of two thin ones; what is left out goes along in the next step");
     number("--grad-topk", o.grad_compression.topk, 1.0f / 1024, 1,
-           "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels");
+           "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels")
+        .with("--grad-compression", "topk");
     number("--grad-rank", o.grad_compression.rank, 1, 256,
-           "rank of the products that --grad-compression powersgd sends in place of matrices");
+           "rank of the products that --grad-compression powersgd sends in place of matrices")
+        .with("--grad-compression", "powersgd");
     number(
         "--grad-compression-start", o.grad_compression.start, GradCompressionOptions::from_default, kMost,
         "steps whose gradients travel as they are before --grad-compression begins; -1: a tenth of all with powersgd, "
-        "else none");
+        "else none")
+        .unless("--grad-compression", "none");
     number("--staleness", o.staleness, 0, 1,
            "1: each step applies the gradients of the step before, whose sum over ranks travels meanwhile");
     taken_by(train, check, evaluate);
@@ -356,14 +380,18 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--ep", o.ep, 1, 1 << 16,
            "neighbouring ranks of dp x cp x tp that experts are dealt out to; tokens travel to them and back");
     number("--ep-chunks", o.ep_chunks, 1, 1 << 10,
-           "chunks of a rank's experts: tokens of one chunk travel while another's are worked on");
+           "chunks of a rank's experts: tokens of one chunk travel while another's are worked on")
+        .unless("--ep", "1");
     number("--pp", o.pp, 1, 1 << 12, "ranks of pipeline parallelism: each has some of the layers");
     taken_by(train, check);
-    choice("--pp-schedule", o.pp_schedule, "in which order a pipeline stage works on its micro-batches");
+    choice("--pp-schedule", o.pp_schedule, "in which order a pipeline stage works on its micro-batches")
+        .unless("--pp", "1");
     number("--pp-chunks", o.pp_chunks, 1, 1 << 10,
-           "pieces of the model that each stage has, for --pp-schedule interleaved");
+           "pieces of the model that each stage has, for --pp-schedule interleaved")
+        .with("--pp-schedule", "interleaved");
     number("--pp-warmup", o.pp_warmup, 0, 1 << 10,
-           "micro-batches more that a pipeline keeps between two neighbours, which hides slow links");
+           "micro-batches more that a pipeline keeps between two neighbours, which hides slow links")
+        .unless("--pp", "1");
     string("--schedule-costs", beside.costs,
            "for --print-schedule: what forward, gradients of inputs, of weights and a link take, in any unit")
         .not_in_files();
@@ -374,9 +402,11 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     taken_by(train, check, evaluate);
     number("--cp", o.cp, 1, 1 << 16, "ranks of context parallelism, which share each sequence");
     choice("--cp-mode", o.cp_mode,
-           "keys and values travel a ring, heads are exchanged for tokens, or both: rings of such groups");
+           "keys and values travel a ring, heads are exchanged for tokens, or both: rings of such groups")
+        .unless("--cp", "1");
     number("--cp-ulysses", o.cp_ulysses, 0, 1 << 16,
-           "for --cp-mode hybrid: ranks of a group that exchanges heads; 0: as the mode says");
+           "for --cp-mode hybrid: ranks of a group that exchanges heads; 0: as the mode says")
+        .unless("--cp", "1");
     StartupOptions& start = o.startup;
     choice("--init", start.method, "how processes find each other, llm.c's -pi; auto: as they were started")
         .llmc("-pi")

@@ -39,11 +39,20 @@ struct OptionRow {
     bool is_switch = false;      // without a value it means 1
     bool in_files = true;        // --config and options.json may have it
     bool of_one_start = false;   // belongs to one start, not to the run: where it runs, how it is told to end
+    // Conditions under one of which something reads the option; none: always. A resumed run leaves its record's value
+    // out where none holds.
+    struct Use {
+        std::string option, value;
+        bool equal;   // false: the option has another value
+    };
+    std::vector<Use> uses{};
 
     OptionRow& llmc(const char* its_letters) { return letters = its_letters, *this; }
     OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
     OptionRow& not_in_files() { return in_files = false, *this; }
     OptionRow& of_start() { return of_one_start = true, *this; }
+    OptionRow& with(const char* option, const char* value) { return uses.push_back({option, value, true}), *this; }
+    OptionRow& unless(const char* option, const char* value) { return uses.push_back({option, value, false}), *this; }
 };
 
 class OptionTable {

@@ -73,6 +73,58 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
     CHECK(complaint({"--resume", "-o", out}).find("65 " + out + "/options.json: --no-such-option: unknown") == 0);
 }
 
+TEST_CASE("options: what belongs to a feature that a resumed run switches off leaves with it") {
+    using Arguments = std::vector<std::string>;
+    struct Case {
+        Arguments begun, off;
+        std::vector<std::string> left;   // options that have their defaults again
+    };
+    const Case cases[] = {
+        {{"--grad-compression", "topk", "--grad-topk", "0.1"}, {"--grad-compression", "none"}, {"grad-topk"}},
+        {{"--grad-compression", "topk", "--grad-topk", "0.1"}, {"--grad-compression", "powersgd"}, {"grad-topk"}},
+        {{"--local-steps", "4", "--zero-group", "1", "--outer-compression", "topk", "--outer-topk", "0.1"},
+         {"--local-steps", "0"},
+         {"zero-group", "outer-compression", "outer-topk"}},
+        {{"--schedule", "wsd", "--decay-steps", "2"}, {"--schedule", "cosine"}, {"decay-steps"}},
+        {{"--document-mask", "1", "--boundary-loss", "0"}, {"--document-mask", "0"}, {"boundary-loss"}},
+        {{"--optimizer", "muon", "--muon-lr", "0.01"}, {"--optimizer", "adamw"}, {"muon-lr"}},
+        {{"--cp", "2", "--cp-mode", "ulysses"}, {"--cp", "1"}, {"cp-mode"}},
+        {{"--pp", "2", "--pp-schedule", "interleaved", "--pp-chunks", "2"},
+         {"--pp", "1"},
+         {"pp-schedule", "pp-chunks"}},
+        {{"--metrics-port", "19477", "--metrics-host", "localhost"}, {"--metrics-port", "0"}, {"metrics-host"}},
+        {{"--val-every", "5", "--keep-best", "1"}, {"--val-every", "0"}, {"keep-best"}},
+        {{"--skip-loss-z", "5", "--spike-rewind", "2", "--document-mask", "1", "--boundary-loss", "0"},
+         {"--skip-loss-z", "0", "--document-mask", "0"},
+         {"spike-rewind", "boundary-loss"}},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(c.begun[0]);
+        TemporaryFolder folder;
+        const std::string out = folder / "out";
+        Arguments begin{"-o", out}, resume{"--resume", "-o", out};
+        begin.insert(begin.end(), c.begun.begin(), c.begun.end());
+        const CommandLine begun = parse_command_line(begin);
+        RunRecord record;
+        record.options = begun.texts;
+        write_run_record(real_files(), out, record);
+        // as long as the feature is on, the record's options stay
+        CHECK(changed_options(record.options, parse_command_line(resume).texts).empty());
+        resume.insert(resume.end(), c.off.begin(), c.off.end());
+        const CommandLine now = parse_command_line(resume), fresh = parse_command_line({"-o", out});
+        auto value = [](const CommandLine& line, const std::string& name) {
+            return std::ranges::find(line.texts, name, &OptionText::name)->value;
+        };
+        for (const std::string& name : c.left) {
+            CAPTURE(name);
+            CHECK(value(now, name) == value(fresh, name));
+            CHECK(value(begun, name) != value(fresh, name));
+        }
+        // the start says what has left (changed_options)
+        CHECK(changed_options(record.options, now.texts).size() == c.left.size() + c.off.size() / 2);
+    }
+}
+
 TEST_CASE("options: another --rope-scaling leaves the recorded numbers of the run's scaling behind") {
     TemporaryFolder folder;
     const std::string out = folder / "out";
