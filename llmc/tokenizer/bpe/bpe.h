@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-// What becomes of bytes that have no token.
+// Says what becomes of bytes that have no token.
 struct UnknownByte {
     std::uint32_t id = 0;
     bool fuse = false;   // one id for a row of them

@@ -222,7 +222,7 @@ private:
         std::vector<SplitStep> steps;
         if (!pre.is_null()) read_steps(pre, steps);
         if (!byte_level_) fail(pre, place_, "no ByteLevel step: this is not a byte-level tokenizer");
-        // what the last step spells is spelled anyway
+        // needs no last step that spells: bytes are spelled anyway
         if (!steps.empty() && steps.back().kind == SplitStep::Kind::spell_bytes) steps.pop_back();
         SplitPattern& pattern = data_.pattern;
         if (steps.size() == 1 && isolates(steps[0])) {
@@ -442,10 +442,11 @@ std::string to_huggingface(const TokenizerData& data) {
     for (const BpeMerge& merge : merges_of(data)) {
         merges.append(Json::array({spelled[merge.left], spelled[merge.right]}));
     }
-    Json model = parse_json(R"({"type": "BPE", "dropout": null, "continuing_subword_prefix": null,
-                                "end_of_word_suffix": null, "byte_fallback": false})");
+    Json model = parse_json(R"({"type": "BPE", "dropout": null})");
     model.add("unk_token", data.unknown ? Json(vocab_spelling(data, data.unknown->id)) : Json());
+    for (const char* none : {"continuing_subword_prefix", "end_of_word_suffix"}) model.add(none, Json());
     model.add("fuse_unk", data.unknown && data.unknown->fuse);
+    model.add("byte_fallback", false);
     model.add("ignore_merges", data.whole_piece_first);
     model.add("vocab", std::move(vocab));
     model.add("merges", std::move(merges));

@@ -23,7 +23,7 @@ enum class SplitRule {
     steps,    // a list of steps
 };
 
-// What becomes of the matches of a step's expression, and of the text between them.
+// Says what becomes of the matches of a step's expression, and of the text between them.
 enum class SplitBehavior {
     isolated,               // each is a piece
     removed,                // matches are dropped, the rest are pieces
@@ -43,7 +43,7 @@ struct SplitStep {
     SplitRule rule = SplitRule::none;   // and what follows: of a split; rule regex or one of the known
     std::string regex = {};
     SplitBehavior behavior = SplitBehavior::isolated;
-    bool invert = false;   // what the expression does not match counts as matches
+    bool invert = false;   // text between matches counts as matches
     bool operator==(const SplitStep&) const = default;
 };
 

@@ -153,7 +153,7 @@ public:
 
 private:
     std::unique_ptr<PatternParts> parts_;
-    std::uint32_t end_ = 0;   // of the last part
+    std::uint32_t end_ = 0;   // the last part ends here
 };
 
 }   // namespace
