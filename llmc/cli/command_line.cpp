@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -300,11 +299,6 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
     return given;
 }
 
-// Returns a recorded --evaluate with the name that an evaluation has today: arc_easy was arc.
-std::string with_names_of_today(const std::string& evaluations) {
-    return std::regex_replace(evaluations, std::regex("(^|,)arc(?=[,=]|$)"), "$1arc_easy");
-}
-
 // Returns the options of a run's options.json, except those of one start of the program.
 AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>& options, const std::string& folder) {
     AllGiven given;
@@ -315,8 +309,7 @@ AllGiven given_by_record(const OptionTable& table, const std::vector<OptionText>
             throw Error(ErrorKind::bad_data, text(where, "--", option.name, ": unknown option"),
                         "Resume with the program that began the run, or remove the file and give all options.");
         }
-        const std::string value = row->name == "--evaluate" ? with_names_of_today(option.value) : option.value;
-        if (!row->of_one_start) given[row->name] = {value, where, true};
+        if (!row->of_one_start) given[row->name] = {option.value, where, true};
     }
     return given;
 }

@@ -165,24 +165,6 @@ TEST_CASE("options: another --rope-scaling leaves the recorded numbers of the ru
     }
 }
 
-TEST_CASE("options: a recorded evaluation has today's name") {
-    TemporaryFolder folder;
-    RunRecord record;
-    const std::pair<const char*, const char*> names[] = {
-        {"arc", "arc_easy"},
-        {"mmlu,arc=data/arc,piqa", "mmlu,arc_easy=data/arc,piqa"},
-        {"arc,mmlu=x/arc", "arc_easy,mmlu=x/arc"},
-        {"arc_challenge,arc_easy", "arc_challenge,arc_easy"},
-        {"", ""},
-    };
-    for (const auto& [then, now] : names) {
-        record.options = {{"evaluate", then}};
-        write_run_record(real_files(), folder.path(), record);
-        CHECK(parse({"--resume", "-o", folder.path()}).evaluations == now);
-    }
-    CHECK(complaint({"--evaluate", "arc"}).find("'arc' is no evaluation") != std::string::npos);
-}
-
 TEST_CASE("options: every value of every field of the model comes back from options.json") {
     TemporaryFolder folder;
     const std::string out = folder / "out";

@@ -344,7 +344,7 @@ void check_model_config(const ModelConfig& c) {
     require(!scaled || c.positions == PositionKind::rotary, "--rope-scaling with learned positions",
             "Scaling is of rotary positions: give --positions rotary, or leave --rope-scaling out.");
     require(scaled || c.rope_factor == 1, text("--rope-factor ", c.rope_factor, " without --rope-scaling"),
-            "Give --rope-scaling linear, or llama3, which older versions meant.");
+            "Give --rope-scaling linear or llama3.");
     require(by_wavelength || (c.rope_original_len() == ModelConfig{}.rope_original_len() &&
                               c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4),
             "--rope-low-freq-factor, --rope-high-freq-factor or --rope-original-len without --rope-scaling llama3",

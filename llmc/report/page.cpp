@@ -41,8 +41,8 @@ constexpr Quantity kQuantities[] = {{"lr", "learning rate", false},
                                     {"mfu", "share of the device's peak (MFU)", true},
                                     {"waiting", "share of a step that replicas wait for the slowest", true},
                                     {"expert_fullest", "tokens of the fullest expert, relative to the mean", true}};
-// Keys of the panel of evaluations; "arc" is arc_easy in older runs.
-constexpr const char* kScores[] = {"hellaswag", "mmlu", "arc", "arc_easy", "arc_challenge", "piqa", "lambada"};
+// Keys of the panel of evaluations.
+constexpr const char* kScores[] = {"hellaswag", "mmlu", "arc_easy", "arc_challenge", "piqa", "lambada"};
 
 std::string color_class(std::size_t index) { return text("c", index % 6); }
 

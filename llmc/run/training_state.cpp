@@ -42,7 +42,8 @@ OutlierDetector::State outliers_from(const Json& json) {
 
 // Writes the run state; numbers have enough digits to read back the same bits.
 std::string run_json(const RunState& s) {
-    Json loader = Json::object({{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}});
+    Json loader = Json::object(
+        {{"epoch", s.loader.epoch}, {"index", s.loader.index}, {"samples", s.windows}, {"seq_len", s.loader.T}});
     Json sources = Json::array();
     for (const LoaderState::Source& source : s.loader.sources) {
         sources.append(Json::object({{"name", source.name},
@@ -50,7 +51,6 @@ std::string run_json(const RunState& s) {
                                      {"windows", source.windows},
                                      {"credit", source.credit}}));
     }
-    if (s.loader.T > 0) loader.add("seq_len", s.loader.T);
     if (!s.loader.sources.empty()) loader.add("sources", std::move(sources));
     Json json = Json::object({
         {"step", s.step},
@@ -62,9 +62,9 @@ std::string run_json(const RunState& s) {
         {"attention", name_of(s.attention)},
         {"next", name_of(s.next)},
         {"bad_steps", s.bad_steps},
+        {"optimizer", name_of(s.optimizer)},
         {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
     });
-    if (s.optimizer != OptimizerKind::adamw) json.add("optimizer", name_of(s.optimizer));   // absent means AdamW
     if (s.moments_began > 0) json.add("moments_began", s.moments_began);
     if (s.compressed_from > 0) json.add("compressed_from", s.compressed_from);
     if (std::ranges::any_of(s.outer_left, [](int step) { return step > 0; })) {
@@ -84,7 +84,7 @@ LoaderState loader_from(const Json& json) {
                                      static_cast<std::int64_t>(source.at("credit").as_number())});
         }
     }
-    if (const Json* length = json.find("seq_len")) state.T = int_from(*length);   // older programs write none
+    state.T = int_from(json.at("seq_len"));
     return state;
 }
 
@@ -117,15 +117,14 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                         text(path, ": \"next\" is \"", next, "\"; this program knows no such work after a step"),
                         "Resume with the program that saved it, or from another checkpoint.");
         }
-        if (const Json* bad = json.find("bad_steps")) s.bad_steps = int_from(*bad);   // older programs do not write it
-        if (const Json* kind = json.find("optimizer")) {
-            const auto known = std::ranges::find(EnumNames<OptimizerKind>::list, kind->as_text(),
-                                                 [](const auto& named) { return std::string(named.name); });
-            if (known == std::end(EnumNames<OptimizerKind>::list)) {
-                throw JsonError(text("this program knows no optimizer ", kind->as_text()));
-            }
-            s.optimizer = known->value;
+        s.bad_steps = int_from(json.at("bad_steps"));
+        const std::string optimizer = json.at("optimizer").as_text();
+        const auto known = std::ranges::find(EnumNames<OptimizerKind>::list, optimizer,
+                                             [](const auto& named) { return std::string(named.name); });
+        if (known == std::end(EnumNames<OptimizerKind>::list)) {
+            throw JsonError(text("this program knows no optimizer ", optimizer));
         }
+        s.optimizer = known->value;
         if (const Json* began = json.find("moments_began"))
             s.moments_began = int_from(*began, json.at("step").as_whole(INT_MAX));
         if (const Json* from = json.find("compressed_from"))
@@ -135,8 +134,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
                 s.outer_left.push_back(int_from(step, json.at("step").as_whole(INT_MAX)));
             }
         }
-        const Json* best = json.find("best_val_loss");
-        if (best != nullptr && !best->is_null()) s.best_val_loss = best->as_number();
+        if (const Json& best = json.at("best_val_loss"); !best.is_null()) s.best_val_loss = best.as_number();
         return s;
     } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Resume from another checkpoint.");

@@ -293,9 +293,10 @@ struct EarlierShards {
         std::error_code unknown;
         if (!fs::is_regular_file(path, unknown)) return;
         const std::string content = read_whole(real_files(), path);
-        if (const std::optional<WrittenShards> written = written_shards_from(content)) {
-            if (written->name) names.insert(*written->name);
-            add(written->shards);
+        if (const std::optional<CorpusState> state = corpus_state_from(content)) {
+            names.insert(state->name);
+            add(state->train.shards);
+            add(state->val.shards);
             return;
         }
         try {

@@ -280,34 +280,3 @@ TEST_CASE("tokenizer_corpus: shards of a call that was cut or has failed go with
         CHECK(count_of(prefix) == 0);
     }
 }
-
-TEST_CASE("tokenizer_corpus: shards of a cut call go where an older program has left it, too") {
-    // version 1: without the hashes of open shards, and at first without the name
-    const std::string shards =
-        "{\"shards\":[{\"file\":\"web_train_000000.bin\",\"split\":\"train\",\"tokens\":4,"
-        "\"hash\":\"0123456789abcdef\"}],\"open_tokens\":3},\"val\":{\"shards\":[],\"open_tokens\":0}";
-    const auto left_by = [&](const char* more) {
-        return text("{\"format\":\"unfinished shards\",\"version\":1", more,
-                    ",\"asked\":\"0123456789abcdef\",\"train\":", shards, ",\"files\":[]}\n");
-    };
-    TemporaryFolder folder;
-    write_file(folder / "a.txt", std::string(1000, 'x'));
-    for (const bool has_name : {false, true}) {
-        INFO("has a name: ", has_name);
-        CorpusOptions options;
-        options.input.files = {folder / "a.txt"};
-        options.output = folder / text("out", has_name);
-        options.val_tokens = 100;
-        std::filesystem::create_directory(options.output);
-        write_file(options.output + "/tokenize.unfinished", left_by(has_name ? ",\"name\":\"web\"" : ""));
-        for (const char* file : {"web_train_000000.bin", "web_train_000001.bin", "other_train_000000.bin"}) {
-            write_file(options.output + "/" + file, "left");
-        }
-        prepare(options);
-        const auto left = files_in(options.output);
-        CHECK_FALSE(left.contains("web_train_000000.bin"));
-        CHECK(left.contains("web_train_000001.bin") != has_name);   // a state is older than its shards
-        CHECK(left.contains("other_train_000000.bin"));
-        CHECK(left.contains("manifest.json"));
-    }
-}

@@ -26,28 +26,18 @@ Json to_json(const SplitState& split) {
 
 std::uint64_t whole(const Json& json, const char* key) { return json.at(key).as_whole(UINT64_MAX); }
 
-void check_format(const Json& json) {
-    if (json.at("format").as_text() != kFormat) throw JsonError("another format");
-}
-
-// Adds the complete shards of a split.
-void add_shards(const Json& split, std::vector<ShardInfo>& shards) {
-    for (const Json& shard : split.at("shards").elements()) {
-        shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(), whole(shard, "tokens"),
-                          hash_from_text(shard.at("hash").as_text())});
-    }
-}
-
 SplitState split_from(const Json& json) {
     SplitState split;
-    add_shards(json, split.shards);
+    for (const Json& shard : json.at("shards").elements()) {
+        split.shards.push_back({shard.at("file").as_text(), shard.at("split").as_text(), whole(shard, "tokens"),
+                                hash_from_text(shard.at("hash").as_text())});
+    }
     split.open = {whole(json, "open_tokens"), hash_from_text(json.at("open_hash").as_text())};
     return split;
 }
 
 CorpusState state_from(const Json& json) {
-    check_format(json);
-    if (whole(json, "version") != 2) throw JsonError("another version");
+    if (json.at("format").as_text() != kFormat) throw JsonError("another format");
     CorpusState state;
     state.name = json.at("name").as_text();
     state.asked = hash_from_text(json.at("asked").as_text());
@@ -69,33 +59,12 @@ CorpusState state_from(const Json& json) {
     return state;
 }
 
-WrittenShards written_from(const Json& json) {
-    check_format(json);
-    WrittenShards written;
-    if (const Json* name = json.find("name"); name != nullptr && !name->is_null()) written.name = name->as_text();
-    for (const char* split : {"train", "val"}) add_shards(json.at(split), written.shards);
-    return written;
-}
-
-// Returns what `read` makes of the text's JSON; none where it refuses it.
-template <class Value>
-std::optional<Value> read_if_valid(const std::string& content, Value (*read)(const Json&)) {
-    try {
-        return read(parse_json(content));
-    } catch (const JsonError&) {
-        return std::nullopt;
-    } catch (const std::logic_error&) {   // no hash, or a list that is too short
-        return std::nullopt;
-    }
-}
-
 }   // namespace
 
 std::string to_text(const CorpusState& s) {
     Json files = Json::array();
     for (const SourceCount& file : s.files) files.append(Json::array({file.documents, file.tokens, file.bytes}));
     return to_text(Json::object({{"format", kFormat},
-                                 {"version", 2},
                                  {"name", s.name},
                                  {"asked", hash_to_text(s.asked)},
                                  {"input", Json::object({{"file", s.input.file},
@@ -114,7 +83,12 @@ std::string to_text(const CorpusState& s) {
            "\n";
 }
 
-std::optional<CorpusState> corpus_state_from(const std::string& content) { return read_if_valid(content, state_from); }
-std::optional<WrittenShards> written_shards_from(const std::string& content) {
-    return read_if_valid(content, written_from);
+std::optional<CorpusState> corpus_state_from(const std::string& content) {
+    try {
+        return state_from(parse_json(content));
+    } catch (const JsonError&) {
+        return std::nullopt;
+    } catch (const std::logic_error&) {   // no hash, or a list that is too short
+        return std::nullopt;
+    }
 }

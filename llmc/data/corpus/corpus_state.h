@@ -42,14 +42,6 @@ struct CorpusState {
     std::vector<SourceCount> files;   // counts of each input file, as far as the input was read
 };
 
-// Shards that a call has written. States of every version tell of them.
-struct WrittenShards {
-    std::optional<std::string> name;   // CorpusOptions::name; none: an older program has left the state
-    std::vector<ShardInfo> shards;     // complete ones
-};
-
 std::string to_text(const CorpusState& state);
-// None where the text is something else, such as what an older program has left.
+// Returns none where the text is something else.
 std::optional<CorpusState> corpus_state_from(const std::string& content);
-// None where the text is no state of any version.
-std::optional<WrittenShards> written_shards_from(const std::string& content);

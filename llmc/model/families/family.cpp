@@ -339,8 +339,6 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         if (value) field.set(config, *value);
     }
     check_settings(json, path, *family, config);
-    const bool is_older = is_only_ours(*family) && !json.contains("rope_scaling");   // a factor was llama3's then
-    if (is_older && config.rope_factor > 1) config.rope_scaling = RopeScaling::llama3;
     try {
         check_model_config(config);
         return config;

@@ -219,9 +219,6 @@ std::vector<float> read_router_bias(const FileSystem& files, const std::string& 
     std::vector<float> all;
     const std::vector<TensorEntry> entries = router_bias_entries(config);
     if (entries.empty()) return all;
-    if (!files.exists(folder + "/" + kRouterBiasFile)) {   // written by an earlier version, without biases
-        return std::vector<float>(static_cast<std::size_t>(config.layers * config.experts), 0.0f);
-    }
     const SafetensorsFile file(files, folder + "/" + kRouterBiasFile);
     for (const TensorEntry& expected : entries) {
         const TensorEntry& entry = file.entry(expected.name);

@@ -136,7 +136,7 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
                               {"\"values\": [", "\"values\": [0, ", "129 values of a window, expected 128"},
                               {"\"epoch\": 0", "\"epoch\": true", "found true"},
                               {"\"seed\"", "\"sEed\"", "there is no \"seed\""},
-                              {"\"bad_steps\"", "\"optimizer\": \"nadam\",\"bad_steps\"", "no optimizer nadam"}};
+                              {"\"adamw\"", "\"nadam\"", "no optimizer nadam"}};
     for (const auto& change : wrong) {
         const auto& [from, to, expected] = change;
         const std::string found = complaint(from, to);
@@ -162,9 +162,8 @@ TEST_CASE("trainer: biases of routers lie beside the weights in checkpoints, and
     CHECK(resumed.model.router_bias().values() == whole.model.router_bias().values());
     config.layers = 3;
     CHECK_THROWS_AS(read_router_bias(real_files(), checkpoint, config), Error);
-    // a checkpoint of a version that had no biases
     real_files().remove_all(checkpoint + "/" + kRouterBiasFile);
-    CHECK(open_weights(real_files(), checkpoint)->router_bias() == std::vector<float>(bias.size(), 0.0f));
+    CHECK_THROWS_AS(open_weights(real_files(), checkpoint), Error);
 }
 
 TEST_CASE("trainer: a resumed run goes on with the windows of past losses and norms") {
