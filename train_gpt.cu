@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/base/outlet.h"
 #include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"

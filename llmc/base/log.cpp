@@ -1,11 +1,9 @@
 #include "llmc/base/log.h"
 
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <climits>
 #include <cmath>
 #include <cstdarg>
 #include <cstdlib>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/base/outlet.h"
 #include "llmc/base/printable.h"
 
 namespace {
@@ -42,19 +41,6 @@ std::function<void(const std::string&)>& listener() {
 
 WarningListener::WarningListener(std::function<void(const std::string&)> hears) { listener() = std::move(hears); }
 WarningListener::~WarningListener() { listener() = nullptr; }
-
-void put_text(std::FILE* file, std::string_view content) {
-    std::fflush(file);   // writes what others have buffered first
-    while (!content.empty()) {
-        pollfd out{fileno(file), POLLOUT, 0};
-        while (poll(&out, 1, 100) == 0) {
-            if (drop_what_waits) return;
-        }
-        const std::string_view part = content.substr(0, PIPE_BUF);   // a pipe that is ready takes this many at once
-        if (std::fwrite(part.data(), 1, part.size(), file) < part.size() || std::fflush(file) != 0) return;   // closed
-        content.remove_prefix(part.size());
-    }
-}
 
 Log::Log(bool speaks, std::FILE* out, std::FILE* err) : out_(speaks ? out : nullptr), err_(speaks ? err : nullptr) {
     const char* kind = std::getenv("TERM");

@@ -1,13 +1,12 @@
-// Output of the program for a person: one line at a time, flushed, so that it is seen through pipes and launchers.
+// Output of the program for a person: one line at a time, flushed, so that it is seen through pipes and launchers. No
+// line holds up its caller (llmc/base/outlet.h).
 //
 // One rank speaks. Results and progress go to stdout, warnings and errors to stderr. On a terminal a line of progress
 // stays in place: the next one is written over it, anything else below it.
 #pragma once
 
-#include <atomic>
 #include <cstdio>
 #include <string>
-#include <string_view>
 
 class Log {
 public:
@@ -36,11 +35,6 @@ private:
     bool on_terminal_;
     mutable bool line_is_open_ = false;   // an unfinished line of progress is on the terminal
 };
-
-// Writes to a stream and flushes it. Waits while its pipe is full, until `drop_what_waits` is set: then the rest is
-// dropped, so that a run that is asked to stop can stop.
-void put_text(std::FILE* file, std::string_view content);
-inline std::atomic<bool> drop_what_waits{false};
 
 // Formats seconds as "45s", "12m05s" or "3h20m".
 std::string duration_text(double seconds);

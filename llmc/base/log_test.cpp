@@ -7,7 +7,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <string>
+
+#include "llmc/base/outlet.h"
 
 namespace {
 
@@ -83,4 +86,31 @@ TEST_CASE("log: what would move the cursor is shown, not obeyed") {
     };
     CHECK(in_file(say) == "a \\x1b[2J\\x0d\nwarning: \\x07\none\ntwo\\x1b\nthree\\x1b\n");
     CHECK(on_terminal(80, say).find("\x1b[2J") == std::string::npos);
+}
+
+TEST_CASE("log: a reader that does not read holds up nobody; what did not fit is counted, the rest comes in order") {
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    std::FILE* const out = fdopen(ends[1], "w");
+    const std::string filler(1000, '.');
+    const int lines = static_cast<int>(2 * kOutletBytes / filler.size());   // more than queue and pipe hold
+    {
+        const Log log(true, out, out);
+        for (int i = 0; i < lines; i++) log.line("%d %s", i, filler.c_str());
+    }
+    std::FILE* const in = fdopen(ends[0], "r");
+    char content[1100];
+    int next = 0, left_out = 0;
+    while (left_out == 0 && std::fgets(content, sizeof content, in) != nullptr) {
+        if (std::sscanf(content, "warning: %d line(s) of output are left out here", &left_out) == 1) break;
+        CHECK(std::atoi(content) == next);
+        next++;
+    }
+    CHECK(next >= static_cast<int>(kOutletBytes / (filler.size() + 10)));
+    CHECK(next + left_out == lines);
+    put_text(out, "after it\n");
+    CHECK(std::fgets(content, sizeof content, in) == std::string("after it\n"));
+    std::fclose(out);
+    CHECK(std::fgets(content, sizeof content, in) == nullptr);
+    std::fclose(in);
 }

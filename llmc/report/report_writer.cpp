@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "llmc/base/error.h"
-#include "llmc/base/log.h"
+#include "llmc/base/outlet.h"
 #include "llmc/base/printable.h"
 
 ReportWriter::ReportWriter(FileSystem& files, std::string folder, std::vector<ReportPicture> pictures, double seconds)

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "llmc/base/exit_code.h"
+#include "llmc/base/outlet.h"
 #include "llmc/base/printable.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/hash.h"
@@ -41,9 +42,11 @@ void print_and_exit(int rank, int exit_code, const std::string& why) {
         _exit(exit_code);
     }).detach();
     const bool stopped = exit_code == static_cast<int>(ErrorKind::resumable);
-    if (!why.empty())
-        std::fprintf(stderr, "train_gpt: rank %d: %s%s\n", rank, stopped ? "" : "error: ", printable(why).c_str());
+    if (!why.empty()) {
+        put_text(stderr, text("train_gpt: rank ", rank, ": ", stopped ? "" : "error: ", printable(why), "\n"));
+    }
     std::fflush(nullptr);
+    await_readers();
     _exit(exit_code);
 }
 

@@ -75,7 +75,6 @@ void StopSignals::leave_if_received() const {
 void StopSignals::note(int signal) {
     int none = 0;
     first_.compare_exchange_strong(none, signal);
-    drop_what_waits = true;
 }
 
 void StopSignals::remember_from_now(bool speaks) {
