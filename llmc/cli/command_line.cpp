@@ -328,15 +328,14 @@ void leave_out_replaced(AllGiven& recorded, const AllGiven& given) {
 // Leaves out recorded options that nothing reads, because what they belong to is off now. Repeats: an option that goes
 // may be what others belong to.
 void leave_out_unused(const OptionTable& table, AllGiven& recorded) {
-    const auto holds = [&](const OptionRow::Use& use) {
-        const auto found = recorded.find(use.option);
-        const bool equal =
-            (found != recorded.end() ? found->second.value : table.find(use.option)->spell()) == use.value;
-        return equal == use.equal;
+    const auto holds = [&](const OptionRow::Case& is) {
+        const auto found = recorded.find(is.option);
+        const std::string& value = found != recorded.end() ? found->second.value : table.find(is.option)->spell();
+        return (value == is.value) == is.equal;
     };
     const auto is_unused = [&](const auto& option) {
-        const std::vector<OptionRow::Use>& uses = table.find(option.first)->uses;
-        return !uses.empty() && std::ranges::none_of(uses, holds);
+        return !std::ranges::all_of(table.find(option.first)->read_if,
+                                    [&](const auto& cases) { return std::ranges::any_of(cases, holds); });
     };
     while (std::erase_if(recorded, is_unused) > 0) continue;
 }

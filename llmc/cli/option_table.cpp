@@ -144,7 +144,7 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "step, --warmup and --final-lr-frac are ignored");
     number("--decay-steps", o.decay_steps, 0, kMost,
            "of --schedule wsd: the learning rate falls over the last so many steps; 0: over 20% of all")
-        .with("--schedule", "wsd");
+        .with("--schedule", {"wsd"});
     number("--lr,-l", o.lr, 0, 10, "highest learning rate");
     choice("--lr-scaling", o.lr_scaling,
            "how learning rates follow the batch of a step, k times that of --lr-batch: times k, sqrt(k) or 1");
@@ -166,17 +166,17 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--eps", o.eps, 1e-20f, 1, "adamw, lamb: added to the root of the second moment");
     number("--lars-trust", o.lars_trust, 1e-9f, 1e3f,
            "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm")
-        .with("--optimizer", "lars");
+        .with("--optimizer", {"lars"});
     number("--muon-lr", o.muon_lr, 0, 10, "muon: highest learning rate of layers' matrices; --lr is that of the rest")
-        .with("--optimizer", "muon");
+        .with("--optimizer", {"muon"});
     number("--muon-momentum", o.muon_momentum, 0, 0.999999f, "muon: momentum of layers' matrices, Nesterov's")
-        .with("--optimizer", "muon");
+        .with("--optimizer", {"muon"});
     choice("--muon-coefficients", o.muon_coefficients, "muon: the polynomials of its five iterations")
-        .with("--optimizer", "muon");
+        .with("--optimizer", {"muon"});
     choice("--muon-scale", o.muon_scale,
            "muon: how far a matrix moves, original: sqrt(max(1, out / in)), match-rms-adamw: 0.2 sqrt(max(out, in)), "
            "which goes with a --muon-lr like AdamW's")
-        .with("--optimizer", "muon");
+        .with("--optimizer", {"muon"});
     number("--ema", o.ema, 0, 0.9999999f,
            "keep an average of the weights with this decay (min(ema, (1 + t) / (10 + t)) at step t) beside them, for "
            "--weights ema of other verbs; 0: none");
@@ -194,8 +194,7 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--spike-rewind", o.spike_rewind, 0, kMost,
            "above those z-scores go back to the last checkpoint and pass over the samples since, at most so often "
            "from one checkpoint, then stop with exit code 65; 0: never")
-        .unless("--skip-loss-z", "0")
-        .unless("--skip-norm-z", "0");
+        .unless_all({{"--skip-loss-z", "0"}, {"--skip-norm-z", "0"}});
     number("--max-bad-steps", o.max_bad_steps, 0, kMost,
            "stop, with exit code 65, after so many steps in a row whose loss or gradient norm is not finite; 0: never");
     taken_by(train, check, generate);
@@ -323,8 +322,7 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number(
         "--zero-group", o.zero_group, 0, kMost,
         "neighbouring ranks that ZeRO shares out over, while every such group keeps a copy; 0: all that hold the same")
-        .unless("--zero", "0")
-        .unless("--local-steps", "0");
+        .unless_all({{"--zero", "0"}, {"--local-steps", "0"}});
     taken_by(train, check);
     number("--local-steps", o.local.every, 0, kMost,
            "DiLoCo: steps of each group of --zero-group ranks by itself before all move together; 0: none");
@@ -341,7 +339,7 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--outer-topk", o.local.topk, 1.0f / 1024, 1,
            "fraction of each 1,024 ways that --outer-compression topk sends; --outer-momentum is the share of the "
            "rest that is kept for the next move")
-        .with("--outer-compression", "topk");
+        .with("--outer-compression", {"topk"});
     number("--outer-fragments", o.local.fragments, 1, kMost,
            "parts of the model that move in turns, each every --local-steps: layers are dealt out to them")
         .unless("--local-steps", "0");
@@ -357,10 +355,10 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
            "as products of two thin ones; what is left out goes along in the next step");
     number("--grad-topk", o.grad_compression.topk, 1.0f / 1024, 1,
            "fraction of each 1,024 gradients that --grad-compression topk sends, 8 bytes for each that travels")
-        .with("--grad-compression", "topk");
+        .with("--grad-compression", {"topk"});
     number("--grad-rank", o.grad_compression.rank, 1, 256,
            "rank of the products that --grad-compression powersgd sends in place of matrices")
-        .with("--grad-compression", "powersgd");
+        .with("--grad-compression", {"powersgd"});
     number(
         "--grad-compression-start", o.grad_compression.start, GradCompressionOptions::from_default, kMost,
         "steps whose gradients travel as they are before --grad-compression begins; -1: a tenth of all with powersgd, "
@@ -388,10 +386,11 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         .unless("--pp", "1");
     number("--pp-chunks", o.pp_chunks, 1, 1 << 10,
            "pieces of the model that each stage has, for --pp-schedule interleaved")
-        .with("--pp-schedule", "interleaved");
+        .with("--pp-schedule", {"interleaved"});
     number("--pp-warmup", o.pp_warmup, 0, 1 << 10,
            "micro-batches more that a pipeline keeps between two neighbours, which hides slow links")
-        .unless("--pp", "1");
+        .unless("--pp", "1")
+        .with("--pp-schedule", {"1f1b", "zb"});
     string("--schedule-costs", beside.costs,
            "for --print-schedule: what forward, gradients of inputs, of weights and a link take, in any unit")
         .not_in_files();
@@ -406,7 +405,7 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         .unless("--cp", "1");
     number("--cp-ulysses", o.cp_ulysses, 0, 1 << 16,
            "for --cp-mode hybrid: ranks of a group that exchanges heads; 0: as the mode says")
-        .unless("--cp", "1");
+        .with("--cp-mode", {"hybrid"});
     StartupOptions& start = o.startup;
     choice("--init", start.method, "how processes find each other, llm.c's -pi; auto: as they were started")
         .llmc("-pi")

@@ -5,8 +5,10 @@
 
 #include <charconv>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -39,20 +41,29 @@ struct OptionRow {
     bool is_switch = false;      // without a value it means 1
     bool in_files = true;        // --config and options.json may have it
     bool of_one_start = false;   // belongs to one start, not to the run: where it runs, how it is told to end
-    // Conditions under one of which something reads the option; none: always. A resumed run leaves its record's value
-    // out where none holds.
-    struct Use {
+    // Says when something reads the option: each of these conditions holds, that is one of its cases does. A resumed
+    // run leaves its record's value out where nothing reads it.
+    struct Case {
         std::string option, value;
         bool equal;   // false: the option has another value
     };
-    std::vector<Use> uses{};
+    std::vector<std::vector<Case>> read_if{};
 
     OptionRow& llmc(const char* its_letters) { return letters = its_letters, *this; }
     OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
     OptionRow& not_in_files() { return in_files = false, *this; }
     OptionRow& of_start() { return of_one_start = true, *this; }
-    OptionRow& with(const char* option, const char* value) { return uses.push_back({option, value, true}), *this; }
-    OptionRow& unless(const char* option, const char* value) { return uses.push_back({option, value, false}), *this; }
+    OptionRow& with(const char* option, std::initializer_list<const char*> values) {   // one of them
+        std::vector<Case>& cases = read_if.emplace_back();
+        for (const char* value : values) cases.push_back({option, value, true});
+        return *this;
+    }
+    OptionRow& unless(const char* option, const char* value) { return unless_all({{option, value}}); }
+    OptionRow& unless_all(std::initializer_list<std::pair<const char*, const char*>> values) {   // have them
+        std::vector<Case>& cases = read_if.emplace_back();
+        for (const auto& [option, value] : values) cases.push_back({option, value, false});
+        return *this;
+    }
 };
 
 class OptionTable {

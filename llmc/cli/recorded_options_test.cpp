@@ -92,6 +92,8 @@ TEST_CASE("options: what belongs to a feature that a resumed run switches off le
         {{"--pp", "2", "--pp-schedule", "interleaved", "--pp-chunks", "2"},
          {"--pp", "1"},
          {"pp-schedule", "pp-chunks"}},
+        {{"--pp", "2", "--pp-warmup", "3"}, {"--pp-schedule", "gpipe"}, {"pp-warmup"}},
+        {{"--cp", "4", "--cp-mode", "hybrid", "--cp-ulysses", "2"}, {"--cp-mode", "ring"}, {"cp-ulysses"}},
         {{"--metrics-port", "19477", "--metrics-host", "0.0.0.0"}, {"--metrics-port", "0"}, {"metrics-host"}},
         {{"--val-every", "5", "--keep-best", "1"}, {"--val-every", "0"}, {"keep-best"}},
         {{"--skip-loss-z", "5", "--spike-rewind", "2", "--document-mask", "1", "--boundary-loss", "0"},

@@ -157,14 +157,14 @@ MemoryNeed memory_need(const Options& options, const ModelConfig& config, World&
     MemoryNeed need;
     need.host = own_host_identity();
     need.device = own_device(world);
-    std::size_t all_bytes = 0;
-    CUDA_CHECK(cudaMemGetInfo(&need.free_bytes, &all_bytes));
     const MemoryLimits* const of_device = stand_in() ? &stand_in()->memory_limits() : nullptr;
     need.device_is_host = of_device != nullptr;
     need.machine = of_device != nullptr ? *of_device : memory_limits();
     const CountedRun counted = counted_with_checkpoint(options, config, world);
     need.bytes = {counted.arena.high_water(), counted.checkpoint_bytes};
     need.table = counted.arena.table();
+    std::size_t all_bytes = 0;   // asked now: counting has made communicators, which take memory of a GPU
+    CUDA_CHECK(cudaMemGetInfo(&need.free_bytes, &all_bytes));
     return need;
 }
 

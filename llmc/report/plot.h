@@ -17,8 +17,8 @@ std::string number(double value);
 // smooth.
 Points running_mean(const Points& points);
 
-// Keeps about `most` points: the lowest and the highest of each stretch, and the first and the last of all.
 constexpr std::size_t kDrawnPoints = 1000;   // points drawn per curve; more cannot be told apart
+// Keeps about `most` points, which rise in x: the lowest and the highest of each stretch, and the first and the last.
 Points thinned(const Points& points, std::size_t most = kDrawnPoints);
 
 struct Frame {

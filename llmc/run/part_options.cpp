@@ -215,8 +215,8 @@ static void tell_left_out(const Evaluation& evaluation, const std::string& file,
     if (left_out.questions == 0) return;
     const std::string longer =
         text(file, ": ", left_out.questions, " of ", evaluation.size(), " questions are longer than --seq-len ", T,
-             " and lose the left part of ", "their contexts, ", left_out.tokens, " tokens in all, at most ",
-             left_out.most, " of one");
+             " and lose the left part of their contexts, ", left_out.tokens, " tokens in all, at most ", left_out.most,
+             " of one");
     refuse_if(options.strict, text("--strict 1: ", longer, "; question ", left_out.first, " is the first"),
               "Raise --seq-len, at most to the model's positions, or give --strict 0.");
     log.warning("%s", longer.c_str());

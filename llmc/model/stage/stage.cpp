@@ -87,6 +87,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     }
     attention_.emplace(attention, sizes_, micro_batches_->any_activations().layers[0].attention, *workspace_, arena,
                        stream);
+    ENSURE(sizes_.ep == 1 || options.expert_ranks != nullptr, "experts are dealt out to ", sizes_.ep,
+           " ranks, and nobody exchanges their rows");
     tools_.emplace(StageTools{matmul_, *attention_, tp_, vocabulary_,
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
                               *workspace_, options.gelu_fusion, stream, options.z_loss});

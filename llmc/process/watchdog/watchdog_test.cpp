@@ -1,6 +1,5 @@
 // The watchdog: ranks are threads here, those that are lost are processes of their own.
 #include "llmc/process/watchdog/watchdog.h"
-#include "llmc/base/stand_in.h"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -12,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/free_port_testing.h"

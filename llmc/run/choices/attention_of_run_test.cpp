@@ -1,8 +1,8 @@
 #include "llmc/run/choices/attention_of_run.h"
-#include "llmc/base/stand_in.h"
 
 #include <doctest/doctest.h>
 
+#include "llmc/base/stand_in.h"
 #include "llmc/process/on_ranks_testing.h"
 
 namespace {

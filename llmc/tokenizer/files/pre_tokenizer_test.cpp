@@ -156,3 +156,11 @@ TEST_CASE("pre-tokenizers: what is not as in the package is refused") {
     CHECK(complaint(R"([{"type":"Punctuation","behavior":"Apart"},{"type":"ByteLevel"}])")
               .find("the behavior \"Apart\"") != std::string::npos);
 }
+
+TEST_CASE("pre-tokenizers: an unknown token that no text has use for may be missing") {
+    std::string json = to_huggingface(Tokenizer::bytes().data());
+    const std::string none = "\"unk_token\": null";
+    REQUIRE(json.find(none) != std::string::npos);
+    json.replace(json.find(none), none.size(), "\"unk_token\": \"[UNK]\"");
+    CHECK(!parse_huggingface(json, "tokenizer.json").unknown);
+}
