@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks that the folders of llmc/ build on each other in one order, without cycles.
 #
-#   1. a file includes only files of its own folder and of folders that stand above it in the list below;
+#   1. a file includes only files of its own folder and of folders that stand above it in the lists below: of llmc/, and of
+#      the rooms of llmc/model (the files beside these rooms bring them together);
 #   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
 #   3. no folder has tests alone: those of several things at once are in dev/test;
@@ -22,6 +23,12 @@ nothing_wrong "every folder of llmc/ has its place in the order" "$(
 nothing_wrong "folders include only what stands above them: $folders" "$(
     awk -v order="$folders" 'BEGIN { n = split(order, names, " "); for (i = 1; i <= n; i++) place[names[i]] = i }
         place[$3] > place[$2] { print $1 " includes llmc/" $3 }' <<<"$includes")"
+rooms="memory parameters families attention layer stage"
+nothing_wrong "rooms of llmc/model include only what stands above them: $rooms" "$(
+    grep -roE '#include "llmc/model/[a-z]+/' llmc/model/*/ | grep -vE '^[^:]*_test(ing)?\.' |
+        sed -E 's|^llmc/model/([a-z]+)/([^:]*):#include "llmc/model/([a-z]+)/|\1 \3 \2|' |
+        awk -v order="$rooms" 'BEGIN { n = split(order, names, " "); for (i = 1; i <= n; i++) place[names[i]] = i }
+            !place[$1] || !place[$2] || place[$2] > place[$1]')"
 nothing_wrong "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
         grep -vE '^llmc/kernels/(launch\.cuh|ptx/ptx(_hopper)?\.cuh|attention/[a-z_]*_onednn\.cpp)$')"

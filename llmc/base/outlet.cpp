@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 // Writes all of it, however long that takes; stops at an error.
 void write_all(int descriptor, std::string_view content) {
     while (!content.empty()) {
-        const std::size_t part = std::min<std::size_t>(content.size(), PIPE_BUF);   // what a ready pipe takes
+        const std::size_t part = std::min<std::size_t>(content.size(), PIPE_BUF);   // a ready pipe takes that much
         const ssize_t written = write(descriptor, content.data(), part);
         if (written >= 0) {
             content.remove_prefix(static_cast<std::size_t>(written));

@@ -4,7 +4,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
-#include "llmc/model/parameters/weights.h"
+#include "llmc/model/weights.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/tokenizer/tokenizer.h"
 

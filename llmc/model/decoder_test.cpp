@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "llmc/base/stream.h"
-#include "llmc/model/parameters/weights.h"
 #include "dev/test/reference/golden_gpt_testing.h"
 #include "dev/test/reference/reference_gpt_testing.h"
+#include "llmc/base/stream.h"
+#include "llmc/model/weights.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "llmc/model/batch.h"
+#include "llmc/model/layer/stage_tools.h"
 #include "llmc/model/parameters/gradients.h"
-#include "llmc/model/stage/stage_tools.h"
 
 class Embedding {
 public:

@@ -1,7 +1,7 @@
 // Muon's update against a double loop, of matrices on any rank, and the bytes that owners of matrices are sent.
 #include <map>
 
-#include "llmc/model/parameters/weights.h"
+#include "llmc/model/weights.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/optimizer_testing.h"
 #include "llmc/optim/tensor_blocks.h"

@@ -1,6 +1,6 @@
 // Every rule against a plain reference in double with the same gradients, and every layout against one process.
 #include "llmc/kernels/optim/rules.cuh"
-#include "llmc/model/parameters/weights.h"
+#include "llmc/model/weights.h"
 #include "llmc/optim/optimizer_testing.h"
 #include "llmc/optim/tensor_blocks.h"
 #include "llmc/run/option_names.h"

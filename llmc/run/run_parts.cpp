@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "llmc/model/parameters/weights.h"
+#include "llmc/model/weights.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/run/part_options.h"
 

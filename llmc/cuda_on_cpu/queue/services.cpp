@@ -33,8 +33,8 @@ public:
     }
     std::string threads() override {
         const char* const given = std::getenv("TRAIN_GPT_THREADS");
-        return text(thread_count(), " a rank", given != nullptr ? " by TRAIN_GPT_THREADS" : "", "; ", ranks_here_,
-                    " rank(s) on this machine have ", usable_cores().words());
+        return text(thread_count(), " a rank", given != nullptr ? " by TRAIN_GPT_THREADS" : "", ", ", ranks_here_,
+                    " rank(s) on this machine; this one has ", usable_cores().words());
     }
     void on_own_device(const std::function<void()>& body) override {
         Device own;

@@ -27,8 +27,8 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
 #include "llmc/model/attention/attention_choice.h"
-#include "llmc/model/layer/weight_gradient_queue.h"
 #include "llmc/model/memory/activations.h"
+#include "llmc/model/parameters/weight_gradient_queue.h"
 #include "llmc/model/precision.h"
 #include "llmc/process/comm.h"
 

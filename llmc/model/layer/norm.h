@@ -4,13 +4,12 @@
 // Layer normalisation or RMSNorm, which has neither mean nor bias: llmc/kernels/rows/layernorm.cuh.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "llmc/model/layer/weight_gradient_queue.h"
+#include "llmc/model/layer/stage_tools.h"
 #include "llmc/model/parameters/gradients.h"
-#include "llmc/model/stage/stage_tools.h"
+#include "llmc/model/parameters/weight_gradient_queue.h"
 
 class Norm {
 public:
@@ -50,15 +49,3 @@ private:
 // take_place().
 GradientTarget vector_target(Gradients& gradients, int index, void* aside);
 void take_place(Gradients& gradients, int index, TypedPointer from, int count, cudaStream_t stream);
-
-// Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
-constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
-// Return the number of gradient vectors of a sublayer and its norm, and the elements of all of them: the norm's weight
-// and bias, then the weights of the norms of queries and keys.
-constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
-constexpr std::int64_t norm_elements(const ModelConfig& c) {
-    const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0
-                                 : c.qk_norm == QkNorm::head ? c.head_size()
-                                                             : c.heads * c.head_size();
-    return norm_vectors(c) * norm_stride(std::max(c.channels, longest));
-}

@@ -5,7 +5,6 @@
 #include "llmc/kernels/rows/head_norms.cuh"
 #include "llmc/kernels/rows/layernorm.cuh"
 #include "llmc/kernels/rows/shared_rms.cuh"
-#include "llmc/model/layer/norm.h"
 
 namespace {
 

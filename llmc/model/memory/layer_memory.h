@@ -7,6 +7,7 @@
 // RankSizes. An address is null if the model has no such tensor.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -137,6 +138,21 @@ using ReusableMemory = std::vector<std::span<std::byte>>;
 ReusableMemory reusable_memory(LayerActivations a, const RankSizes& sizes);
 // Returns the bytes of each piece of it.
 std::vector<std::size_t> reusable_bytes(const RankSizes& sizes);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Gradients of norms that wait, if gradients of weights are delayed
+
+// Returns the elements from one waiting vector of gradients to the next, so that vector accesses stay aligned.
+constexpr std::int64_t norm_stride(std::int64_t C) { return (C + 63) / 64 * 64; }
+// Return the number of gradient vectors of a sublayer and its norm, and the elements of all of them: the norm's weight
+// and bias, then the weights of the norms of queries and keys.
+constexpr int norm_vectors(const ModelConfig& c) { return c.qk_norm == QkNorm::none ? 2 : 4; }
+constexpr std::int64_t norm_elements(const ModelConfig& c) {
+    const std::int64_t longest = c.qk_norm == QkNorm::none   ? 0
+                                 : c.qk_norm == QkNorm::head ? c.head_size()
+                                                             : c.heads * c.head_size();
+    return norm_vectors(c) * norm_stride(std::max(c.channels, longest));
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Scratch

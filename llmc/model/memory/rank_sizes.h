@@ -24,7 +24,6 @@ struct RankSizes {
     bool documents = false;   // attention is masked between the documents of a sequence
 
     int rows() const { return B * T; }
-    bool has_ring() const { return T * ulysses < whole_T; }   // cp ranks that do not share heads
     // Neighbours among these rows need not be neighbours in the sequence.
     int residual_rows() const { return rows() / residual_parts; }
     std::int64_t residual_elements() const { return std::int64_t{residual_rows()} * C; }

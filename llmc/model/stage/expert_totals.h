@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
+#include "llmc/model/layer/stage_tools.h"
 #include "llmc/model/stage/stage_options.h"
-#include "llmc/model/stage/stage_tools.h"
 
 // Holds what backwards have added up since begin(); rows of other stages' layers are 0. Empty if the model has no
 // experts or the stage no backward.

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/model/layer/weight_gradient_queue.h"
 #include "llmc/model/memory/activations.h"
+#include "llmc/model/parameters/weight_gradient_queue.h"
 
 // Consecutive layers, with the embedding before the model's first and the head after its last.
 struct Chunk {

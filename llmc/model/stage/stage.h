@@ -27,9 +27,9 @@
 #include "llmc/model/layer/layer.h"
 #include "llmc/model/layer/router_bias.h"
 #include "llmc/model/parameters/unit_hooks.h"
-#include "llmc/model/parameters/weights.h"
 #include "llmc/model/stage/expert_totals.h"
 #include "llmc/model/stage/stage_options.h"
+#include "llmc/model/weights.h"
 
 class Stage {
 public:

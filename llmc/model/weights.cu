@@ -1,4 +1,4 @@
-#include "llmc/model/parameters/weights.h"
+#include "llmc/model/weights.h"
 
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/same_weights.h"

@@ -1,5 +1,5 @@
 // Times at which gradients of weights are made.
-#include "llmc/model/layer/weight_gradient_queue.h"
+#include "llmc/model/parameters/weight_gradient_queue.h"
 
 #include <doctest/doctest.h>
 
