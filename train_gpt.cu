@@ -107,7 +107,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const MemoryNeed need = memory_need(options, inputs.config, world);
     const auto devices = world.gather_text(need.device), bytes = world.gather_text(to_bytes(need.bytes));
     log.line("memory: %s", memory_that_suffices(need, devices, bytes, log).c_str());
-    const TrainingGroups groups = training_groups(world, inputs.config, options.pp_chunks, options.local.every > 0);
+    const TrainingGroups groups =
+        training_groups(world, inputs.config, options.pipeline.chunks, options.local.every > 0);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());
@@ -155,9 +156,9 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
 
     // tables printed before the first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
-    log.block(
-        settings_table(options, {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
-                                 inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
+    log.block(settings_table(options, asked.texts,
+                             {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
+                              inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
     if (stand_in()) log.line("threads: %s", stand_in()->threads().c_str());
     log.line("device memory:");
     log.block(arena.table());

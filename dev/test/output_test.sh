@@ -50,9 +50,9 @@ done
 # ---- data by name
 expect 64 "--data local: there are no training shards in data/local" "$train_gpt" --data local
 mkdir data/local data/other && cp data/*.bin data/manifest.json data/local
-expect 0 "| train data pattern    | data/local/ " "${run[@]:0:1}" --data local "${run[@]:5}" --max-steps 1
-expect 0 "| val data pattern      | data/val*.bin" "${run[@]:0:1}" --data local "${run[@]:3}" --max-steps 1
-expect 0 "| train data pattern    | ./data/ " "${run[@]:0:1}" --data ./data "${run[@]:5}" --max-steps 1
+expect 0 "| --train-data          | data/local/ " "${run[@]:0:1}" --data local "${run[@]:5}" --max-steps 1
+expect 0 "| --val-data            | data/val*.bin" "${run[@]:0:1}" --data local "${run[@]:3}" --max-steps 1
+expect 0 "| --train-data          | ./data/ " "${run[@]:0:1}" --data ./data "${run[@]:5}" --max-steps 1
 expect 64 "there are: local." "$train_gpt" --data lokal
 rm -r data/local data/other
 

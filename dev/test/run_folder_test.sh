@@ -148,7 +148,7 @@ else
     echo "SKIPPED a full disk: no file system can be mounted here"
 fi
 
-expect 64 "--keep-best together with --val-every 0" "${run[@]}" --keep-best --val-every 0 -o none
+expect 64 "--keep-best without --val-every" "${run[@]}" --keep-best --val-every 0 -o none
 expect 64 "--keep-best without --output-dir" "${run[@]}" --keep-best
 
 # ---- numbers that are not finite: the run stops, and does not pretend to be one that can go on

@@ -59,7 +59,7 @@ verdict $? "learning rates without: $(of_steps plain lr | sort -u)"
 paste <(of_steps follows lr) <(for i in 1 1 1 2 2 2 2 2 2 1 1 1 3 3 3 3 3 3 3 3; do echo $i; done) |
     awk '{ d = $1 - 0.005 * $2; if (d < -1e-9 || d > 1e-9) exit 1; n++ } END { exit n != 20 }'
 verdict $? "learning rates that follow: $(of_steps follows lr | tr '\n' ' ')"
-grep -q "tokens from steps on *| 4:768,10:384,13:1152" "$work/follows.log" && grep -q "LR follows the batch *| linear, 1 at 768 tokens" "$work/follows.log"
+grep -q -- "--batch-schedule *| 4:768,10:384,13:1152" "$work/follows.log" && grep -q "LR follows the batch *| linear, 1 at 768 tokens" "$work/follows.log"
 verdict $? "the table of settings says it"
 # a larger step has the mean loss of the smaller ones that it stands for
 train still "${growing[@]}" --lr 0 --val-every 0 && train small --total-batch 384 --lr 0 --val-every 0
@@ -146,10 +146,10 @@ refused "--batch-schedule: 100: expected a multiple" --total-batch 128 --batch-s
 refused "sequences of --seq-len 32 cannot be cut into 12 tokens" --seq-len-schedule 1:12
 refused "sequences of --seq-len 32 cannot be cut into 64 tokens" --seq-len-schedule 5:64
 refused "expected sequences of a multiple of 2 x cp = 8 tokens" --seq-len-schedule 5:4 --cp 4
-refused "--lr-batch together with --lr-scaling none" --lr-batch 128 --lr-scaling none
-refused "--decay-steps together with --schedule cosine" --decay-steps 3
+refused "--lr-batch 128 without --lr-scaling" --lr-batch 128 --lr-scaling none
+refused "--decay-steps 3 without --schedule wsd" --decay-steps 3
 refused "expected at most --max-steps less --warmup = 17" --schedule wsd --decay-steps 18
-refused "--branch-from without --output-dir" --branch-from "$work/stem"
+refused "stem without --output-dir" --branch-from "$work/stem"
 expect 65 "there is no checkpoint in it that can be used" "$train_gpt" "${shape[@]}" --branch-from "$work/data" --output-dir "$work/none"
 
 echo "$passed passed, $failed failed"

@@ -36,11 +36,6 @@ constexpr const char* kHelp = "`train_gpt --help` lists every option.";
 // First and last line of what --print-config prints.
 constexpr const char *kBegin = "# options of train_gpt", *kEnd = "# end of the options";
 
-void check_documents(const Options& o) {
-    refuse_if(!o.boundary_loss && !o.document_mask, "--boundary-loss 0 without --document-mask 1",
-              "It is about documents that do not see each other: give --boundary-loss 1, or --document-mask 1.");
-}
-
 void check_together(const Options& o) {
     const int own_sizes = (o.layers > 0) + (o.heads > 0) + (o.channels > 0);
     refuse_if(own_sizes != 0 && own_sizes != 3, text("--layers ", o.layers, " --heads ", o.heads, " --channels ",
@@ -61,28 +56,6 @@ void check_together(const Options& o) {
     check_total_batch(o);
     check_layout(o);
     asked_evaluations(o);
-    refuse_if(!o.branch_from.empty() && o.output_dir.empty(), "--branch-from without --output-dir",
-              "Say with --output-dir where the branch goes.");
-    for (const auto& [flag, is_given] :
-         {std::pair("--resume", o.resume), std::pair("--keep-best", o.keep_best),
-          std::pair("--tensorboard", o.tensorboard), std::pair("--checkpoint-every", o.checkpoint_every > 0)}) {
-        refuse_if(is_given && o.output_dir.empty(), text(flag, " without --output-dir"),
-                  "Say with --output-dir where the results are.");
-    }
-    check_documents(o);
-    refuse_if(o.metrics_port == 0 && o.metrics_host != Options{}.metrics_host,
-              text("--metrics-host ", o.metrics_host, " without --metrics-port"), "Say at which port of it.");
-    refuse_if(o.keep_best && o.val_every == 0, "--keep-best together with --val-every 0",
-              "The best state is that of the lowest validation loss.");
-    refuse_if(o.spike_rewind > 0 && (o.output_dir.empty() || (o.skip_loss_z <= 0 && o.skip_norm_z <= 0)),
-              text("--spike-rewind without ", o.output_dir.empty() ? "--output-dir" : "--skip-loss-z or --skip-norm-z"),
-              "It goes back to a checkpoint where one of these z-scores is too high.");
-    refuse_if(o.reset_optimizer && !o.resume && o.branch_from.empty(), "--reset-optimizer without --resume",
-              "A run that begins has moments that are zero.");
-    refuse_if(o.lr_batch > 0 && o.lr_scaling == LrScaling::none, "--lr-batch together with --lr-scaling none",
-              "Give linear or sqrt, or no --lr-batch.");
-    refuse_if(o.decay_steps > 0 && o.schedule != ScheduleKind::wsd,
-              text("--decay-steps together with --schedule ", name_of(o.schedule)), "Only wsd has such steps.");
     refuse_if(o.max_steps > 0 && o.decay_steps > 0 && o.decay_steps > o.max_steps - o.warmup,
               text("--decay-steps ", o.decay_steps,
                    ": expected at most --max-steps less --warmup = ", o.max_steps - o.warmup),
@@ -153,7 +126,6 @@ void check_verb(Verb verb, const Options& o) {
     refuse_if(verb != Verb::evaluate && read_launch_environment().ranks > 1,
               text(program_of(verb), " among several processes"), "Start it as one process.");
     if (verb != Verb::evaluate) return;
-    check_documents(o);
     refuse_if(o.val_data.empty() && asked_evaluations(o).empty(),
               "train_gpt evaluate without --val-data, --data and --hellaswag or --evaluate",
               "Say what to measure the model on.");
@@ -328,14 +300,12 @@ void leave_out_replaced(AllGiven& recorded, const AllGiven& given) {
 // Leaves out recorded options that nothing reads, because what they belong to is off now. Repeats: an option that goes
 // may be what others belong to.
 void leave_out_unused(const OptionTable& table, AllGiven& recorded) {
-    const auto holds = [&](const OptionRow::Case& is) {
-        const auto found = recorded.find(is.option);
-        const std::string& value = found != recorded.end() ? found->second.value : table.find(is.option)->spell();
-        return (value == is.value) == is.equal;
+    const auto value_of = [&](const OptionRow& row) {
+        const auto found = recorded.find(row.name);
+        return found != recorded.end() ? found->second.value : row.spell();
     };
     const auto is_unused = [&](const auto& option) {
-        return !std::ranges::all_of(table.find(option.first)->read_if,
-                                    [&](const auto& cases) { return std::ranges::any_of(cases, holds); });
+        return !table.lacks(*table.find(option.first), value_of).empty();
     };
     while (std::erase_if(recorded, is_unused) > 0) continue;
 }
@@ -405,6 +375,28 @@ std::string folder_of_run(const std::string& branch_from) {
     return std::filesystem::exists(path / "run.json") ? path.parent_path().string() : path.string();
 }
 
+// Returns the options that files may have.
+std::vector<OptionText> texts_of(const OptionTable& table, const OptionTable& by_default) {
+    std::vector<OptionText> texts;
+    for (const OptionRow& row : table.rows()) {
+        if (!row.in_files) continue;
+        const std::string value = row.spell();
+        texts.push_back({row.name.substr(2), value, row.of_one_start, value == by_default.find(row.name)->spell()});
+    }
+    return texts;
+}
+
+// Refuses values other than defaults that nothing reads, because what they belong to is not given.
+void check_all_are_read(const OptionTable& table, const OptionTable& by_default, const AllGiven& given) {
+    for (const OptionRow& row : table.rows()) {
+        if (row.may_idle || !given.contains(row.name) || row.spell() == by_default.find(row.name)->spell()) continue;
+        const std::string lacking = table.lacks(row, [](const OptionRow& other) { return other.spell(); });
+        refuse_if(!lacking.empty(),
+                  text(row.name, row.is_switch && row.spell() == "1" ? "" : " " + row.spell(), " without ", lacking),
+                  text("Give ", lacking, ", or leave ", row.name, " out."));
+    }
+}
+
 // Draws the schedule that --print-schedule asks for, with the ranks that there are or shall be.
 std::string picture_of(Options o, const CommandLineOptions& beside) {
     const int ranks = o.startup.ranks > 0 ? o.startup.ranks : read_launch_environment().ranks;
@@ -435,7 +427,12 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (given.contains("--data")) given.merge(given_by_name(table, given["--data"].value));
     if (given.contains("--config")) given.merge(given_by_file(table, given["--config"].value));
     set_all(table, given);
+    Options default_options;
+    CommandLineOptions default_beside;
+    if (!trains) set_defaults_of(verb, default_options);
+    const OptionTable by_default(verb, default_options, default_beside);
     if (!trains) {
+        check_all_are_read(table, by_default, given);
         check_verb(verb, o);
         result.shared = config_text(verb, table, false);
         return result;
@@ -467,6 +464,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         const std::int64_t sequences = std::int64_t{beside.llmc_val_batches} * o.micro_batch;
         o.val_max_batches = sequences < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(sequences, INT32_MAX));
     }
+    check_all_are_read(table, by_default, given);
     check_together(o);
     if (verb == Verb::data && result.recorded) result.starts = starts_of(verb, *result.recorded, recorded_in, given);
     if (verb == Verb::data && result.starts.empty()) result.starts = {{0, o}};
@@ -474,9 +472,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     refuse_if(names_model && o.layers > 0, text("--model ", o.model, " together with --layers, --heads and --channels"),
               "Give either a model or sizes of your own.");
     result.shared = config_text(verb, table, false);
-    for (const OptionRow& row : table.rows()) {
-        if (row.in_files) result.texts.push_back({row.name.substr(2), row.spell(), row.of_one_start});
-    }
+    result.texts = texts_of(table, by_default);
     if (beside.picture != Picture::none) result.print_and_exit = picture_of(o, beside);
     if (beside.print_config) result.print_and_exit = config_text(verb, table, true);
     return result;

@@ -166,17 +166,22 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--eps", o.eps, 1e-20f, 1, "adamw, lamb: added to the root of the second moment");
     number("--lars-trust", o.lars_trust, 1e-9f, 1e3f,
            "lars: what a tensor may move in a step at --lr 1, as a fraction of its weights' norm")
-        .with("--optimizer", {"lars"});
+        .with("--optimizer", {"lars"})
+        .idle();
     number("--muon-lr", o.muon_lr, 0, 10, "muon: highest learning rate of layers' matrices; --lr is that of the rest")
-        .with("--optimizer", {"muon"});
+        .with("--optimizer", {"muon"})
+        .idle();
     number("--muon-momentum", o.muon_momentum, 0, 0.999999f, "muon: momentum of layers' matrices, Nesterov's")
-        .with("--optimizer", {"muon"});
+        .with("--optimizer", {"muon"})
+        .idle();
     choice("--muon-coefficients", o.muon_coefficients, "muon: the polynomials of its five iterations")
-        .with("--optimizer", {"muon"});
+        .with("--optimizer", {"muon"})
+        .idle();
     choice("--muon-scale", o.muon_scale,
            "muon: how far a matrix moves, original: sqrt(max(1, out / in)), match-rms-adamw: 0.2 sqrt(max(out, in)), "
            "which goes with a --muon-lr like AdamW's")
-        .with("--optimizer", {"muon"});
+        .with("--optimizer", {"muon"})
+        .idle();
     number("--ema", o.ema, 0, 0.9999999f,
            "keep an average of the weights with this decay (min(ema, (1 + t) / (10 + t)) at step t) beside them, for "
            "--weights ema of other verbs; 0: none");
@@ -194,6 +199,7 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     number("--spike-rewind", o.spike_rewind, 0, kMost,
            "above those z-scores go back to the last checkpoint and pass over the samples since, at most so often "
            "from one checkpoint, then stop with exit code 65; 0: never")
+        .unless("--output-dir", "")
         .unless_all({{"--skip-loss-z", "0"}, {"--skip-norm-z", "0"}});
     number("--max-bad-steps", o.max_bad_steps, 0, kMost,
            "stop, with exit code 65, after so many steps in a row whose loss or gradient norm is not finite; 0: never");
@@ -236,7 +242,8 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     string("--output-dir,-o", o.output_dir, "folder of metrics.jsonl, main.log and checkpoints; empty: write none")
         .of_start();
     choice("--tensorboard", o.tensorboard,
-           "also write what metrics.jsonl has as an event file for TensorBoard, into --output-dir");
+           "also write what metrics.jsonl has as an event file for TensorBoard, into --output-dir")
+        .unless("--output-dir", "");
     number("--metrics-port", o.metrics_port, 0, 65535,
            "rank 0 serves metrics.jsonl's newest values at http://HOST:PORT/metrics, for Prometheus; 0: it does not");
     string("--metrics-host", o.metrics_host,
@@ -247,7 +254,8 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "print a line every this many steps, and first and last; 0: the first ten, then one in five seconds; a "
            "terminal shows each step, in place");
     number("--checkpoint-every,-n", o.checkpoint_every, 0, kMost,
-           "save every this many steps; in any case after the last one, and where the run is cut short");
+           "save every this many steps; in any case after the last one, and where the run is cut short")
+        .unless("--output-dir", "");
     number(
         "--keep-checkpoints", o.keep_checkpoints, 0, kMost,
         "keep only the N newest periodic checkpoints, and the one that the run resumed from, llm.c's -nk; 0: keep all")
@@ -256,19 +264,23 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "checkpoints of every this many steps are kept for good, llm.c's -nm")
         .llmc("-nm");
     choice("--keep-best", o.keep_best, "save the state of the lowest validation loss too, in the folder best")
+        .unless("--output-dir", "")
         .unless("--val-every", "0");
     choice("--resume,-y", o.resume,
            "continue from the newest checkpoint in --output-dir, if there is one; options that are not given are "
            "those of its options.json")
-        .of_start();
+        .of_start()
+        .unless("--output-dir", "");
     string(
         "--branch-from", o.branch_from,
         "a checkpoint of another run, or its folder (the newest): continue that run in --output-dir, as --resume does, "
         "with the options given now; as with a shorter --max-steps and --decay-steps, to end a wsd run")
-        .of_start();
+        .of_start()
+        .unless("--output-dir", "");
     choice("--reset-optimizer", o.reset_optimizer,
            "resume with moments that are zero: what --resume with another --optimizer needs")
-        .of_start();
+        .of_start()
+        .unless_all({{"--resume", "0"}, {"--branch-from", ""}});
     choice("--overwrite", o.overwrite, "begin anew where --output-dir holds results, which are removed").of_start();
     string("--export-llmc", o.export_llmc, "write the final weights to this file, in llm.c's format");
     elsewhere("--log-gpu-every", "-1", "print the GPU's state every this many steps, llm.c's -lg",
@@ -325,26 +337,27 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
         .unless_all({{"--zero", "0"}, {"--local-steps", "0"}});
     taken_by(train, check);
     number("--local-steps", o.local.every, 0, kMost,
-           "DiLoCo: steps of each group of --zero-group ranks by itself before all move together; 0: none");
+           "DiLoCo: steps of each group of --zero-group ranks by itself before a common outer step; 0: none");
     number("--outer-lr", o.local.lr, 0, 1e6f,
-           "rate of the move of --local-steps, from where the groups were together to their average")
+           "learning rate of the outer step of --local-steps, from the last common weights to the groups' average")
         .unless("--local-steps", "0");
-    number("--outer-momentum", o.local.momentum, 0, 0.9999999f, "momentum of the move of --local-steps, Nesterov's")
+    number("--outer-momentum", o.local.momentum, 0, 0.9999999f,
+           "momentum of the outer step of --local-steps, Nesterov's")
         .unless("--local-steps", "0");
-    choice(
-        "--outer-compression", o.local.compression,
-        "what travels in the move of --local-steps: weights in fp32, or the way each went, in 8 or 2 bits with a scale "
-        "for 256 of them, or only the largest ways; what is left out goes along the next time")
+    choice("--outer-compression", o.local.compression,
+           "what travels in the outer step of --local-steps: weights in fp32, or their deltas, in 8 or 2 bits with a "
+           "scale "
+           "for 256 of them, or only the largest; what is left out is sent the next time")
         .unless("--local-steps", "0");
     number("--outer-topk", o.local.topk, 1.0f / 1024, 1,
-           "fraction of each 1,024 ways that --outer-compression topk sends; --outer-momentum is the share of the "
-           "rest that is kept for the next move")
+           "fraction of each 1,024 deltas that --outer-compression topk sends; --outer-momentum is the share of the "
+           "rest that is kept for the next outer step")
         .with("--outer-compression", {"topk"});
     number("--outer-fragments", o.local.fragments, 1, kMost,
-           "parts of the model that move in turns, each every --local-steps: layers are dealt out to them")
+           "parts of the model that take their outer steps in turns, each every --local-steps: layers are dealt out to "
+           "them")
         .unless("--local-steps", "0");
-    number("--outer-delay", o.local.delay, 0, kMost,
-           "steps that weights of the move of --local-steps are on their way, beside which ranks go on")
+    number("--outer-delay", o.local.delay, 0, kMost, "steps that an outer step travels, while ranks go on training")
         .unless("--local-steps", "0");
     number("--outer-blend", o.local.blend, 0, 0.9999999f,
            "share of its own weights that a group keeps when those of all arrive")
@@ -379,15 +392,17 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
            "neighbouring ranks of dp x cp x tp that experts are dealt out to; tokens travel to them and back");
     number("--ep-chunks", o.ep_chunks, 1, 1 << 10,
            "chunks of a rank's experts: tokens of one chunk travel while another's are worked on")
-        .unless("--ep", "1");
+        .unless("--ep", "1")
+        .idle();
     number("--pp", o.pp, 1, 1 << 12, "ranks of pipeline parallelism: each has some of the layers");
     taken_by(train, check);
-    choice("--pp-schedule", o.pp_schedule, "in which order a pipeline stage works on its micro-batches")
-        .unless("--pp", "1");
-    number("--pp-chunks", o.pp_chunks, 1, 1 << 10,
+    choice("--pp-schedule", o.pipeline.kind, "in which order a pipeline stage works on its micro-batches")
+        .unless("--pp", "1")
+        .idle();
+    number("--pp-chunks", o.pipeline.chunks, 1, 1 << 10,
            "pieces of the model that each stage has, for --pp-schedule interleaved")
         .with("--pp-schedule", {"interleaved"});
-    number("--pp-warmup", o.pp_warmup, 0, 1 << 10,
+    number("--pp-warmup", o.pipeline.warmup, 0, 1 << 10,
            "micro-batches more that a pipeline keeps between two neighbours, which hides slow links")
         .unless("--pp", "1")
         .with("--pp-schedule", {"1f1b", "zb"});
@@ -402,10 +417,12 @@ void OptionTable::add_options_of_many(Options& o, CommandLineOptions& beside) {
     number("--cp", o.cp, 1, 1 << 16, "ranks of context parallelism, which share each sequence");
     choice("--cp-mode", o.cp_mode,
            "keys and values travel a ring, heads are exchanged for tokens, or both: rings of such groups")
-        .unless("--cp", "1");
+        .unless("--cp", "1")
+        .idle();
     number("--cp-ulysses", o.cp_ulysses, 0, 1 << 16,
            "for --cp-mode hybrid: ranks of a group that exchanges heads; 0: as the mode says")
-        .with("--cp-mode", {"hybrid"});
+        .with("--cp-mode", {"hybrid"})
+        .idle();
     StartupOptions& start = o.startup;
     choice("--init", start.method, "how processes find each other, llm.c's -pi; auto: as they were started")
         .llmc("-pi")
@@ -498,6 +515,23 @@ OptionTable::OptionTable(Verb verb, Options& options, CommandLineOptions& beside
     add_options_of_many(options, beside);
     add_options_of_verbs(options.generate, options.exported);
     add_options_of_plan(options);
+}
+
+std::string OptionTable::lacks(const OptionRow& row,
+                               const std::function<std::string(const OptionRow&)>& value_of) const {
+    for (const OptionRow::Condition& cases : row.read_if) {
+        std::string words;
+        bool holds = false;
+        for (const OptionRow::Case& is : cases) {
+            const OptionRow* const other = find(is.option);   // an option that the verb has not is off
+            holds = holds || (other != nullptr && (value_of(*other) == is.value) == is.equal);
+            if (other == nullptr) continue;
+            const std::string after = is.equal ? " " + is.value : "";
+            words += words.empty() ? is.option + after : " or " + (words.starts_with(is.option) ? is.value : is.option);
+        }
+        if (!holds) return words;
+    }
+    return "";
 }
 
 const OptionRow* OptionTable::find(const std::string& flag) const {

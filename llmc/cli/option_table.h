@@ -41,26 +41,30 @@ struct OptionRow {
     bool is_switch = false;      // without a value it means 1
     bool in_files = true;        // --config and options.json may have it
     bool of_one_start = false;   // belongs to one start, not to the run: where it runs, how it is told to end
-    // Says when something reads the option: each of these conditions holds, that is one of its cases does. A resumed
-    // run leaves its record's value out where nothing reads it.
+    // Says when something reads the option: each of these conditions holds, that is one of its cases does. Where
+    // nothing reads it, a resumed run leaves its record's value out, and a value that is given is refused, unless it
+    // may idle.
     struct Case {
         std::string option, value;
         bool equal;   // false: the option has another value
     };
-    std::vector<std::vector<Case>> read_if{};
+    using Condition = std::vector<Case>;
+    std::vector<Condition> read_if{};
+    bool may_idle = false;   // layouts and optimizers are tried in turn, with all their options
 
     OptionRow& llmc(const char* its_letters) { return letters = its_letters, *this; }
     OptionRow& typed(const char* words_for_type) { return type = words_for_type, *this; }
     OptionRow& not_in_files() { return in_files = false, *this; }
     OptionRow& of_start() { return of_one_start = true, *this; }
     OptionRow& with(const char* option, std::initializer_list<const char*> values) {   // one of them
-        std::vector<Case>& cases = read_if.emplace_back();
+        Condition& cases = read_if.emplace_back();
         for (const char* value : values) cases.push_back({option, value, true});
         return *this;
     }
+    OptionRow& idle() { return may_idle = true, *this; }
     OptionRow& unless(const char* option, const char* value) { return unless_all({{option, value}}); }
     OptionRow& unless_all(std::initializer_list<std::pair<const char*, const char*>> values) {   // have them
-        std::vector<Case>& cases = read_if.emplace_back();
+        Condition& cases = read_if.emplace_back();
         for (const auto& [option, value] : values) cases.push_back({option, value, false});
         return *this;
     }
@@ -73,6 +77,10 @@ public:
 
     const std::vector<OptionRow>& rows() const { return rows_; }
     const OptionRow* find(const std::string& flag) const;   // by any of its names; null: there is none
+
+    // Returns what must be given for something to read the option, as in "--optimizer muon"; empty: something does.
+    // `value_of`: the values of options.
+    std::string lacks(const OptionRow& row, const std::function<std::string(const OptionRow&)>& value_of) const;
 
 private:
     void add_options_of_models(Options& o, CommandLineOptions& beside);

@@ -30,11 +30,11 @@ inline ElementHome tp_shard_home(const TensorSpec& tensor, int tp, std::int64_t 
             home.tp_rank = static_cast<int>(row / tp_shard.rows);
             home.local = row % tp_shard.rows * tp_shard.cols + col;
             break;
-        case TensorCut::columns:
+        case TensorCut::row_parallel:
             home.tp_rank = static_cast<int>(col / tp_shard.cols);
             home.local = row * tp_shard.cols + col % tp_shard.cols;
             break;
-        case TensorCut::rows: {
+        case TensorCut::column_parallel: {
             std::int64_t before = 0, before_in_shard = 0;
             std::size_t i = 0;
             for (std::int64_t block : tensor.blocks.empty() ? std::vector{tensor.rows} : tensor.blocks) {

@@ -50,7 +50,7 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
     switch (tensor.cut) {
         case TensorCut::none:
         case TensorCut::experts: break;
-        case TensorCut::rows:
+        case TensorCut::column_parallel:
             tp_shard.rows = 0;
             for (std::size_t i = 0; i < blocks_of(tensor).size(); i++) {
                 const int parts = parts_of(tensor, i, tp);
@@ -60,7 +60,7 @@ TensorSpec tp_shard_of(const TensorSpec& tensor, int tp) {
                 tp_shard.rows += rows;
             }
             break;
-        case TensorCut::columns: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
+        case TensorCut::row_parallel: tp_shard.cols = divided(tensor.cols, tp, "columns"); break;
         case TensorCut::vocabulary:
             tp_shard.rows = tp == 1 ? tensor.rows : ceil_to((tensor.rows + tp - 1) / tp, vocabulary_shard_rows);
             break;
@@ -87,7 +87,7 @@ std::vector<OwnedRange> tp_shard_ranges(const TensorSpec& tensor, int tp, int tp
         return {{{0}, 0, tensor.elements()}};
     }
     const TensorSpec tp_shard = tp_shard_of(tensor, tp);
-    if (tensor.cut == TensorCut::columns) {
+    if (tensor.cut == TensorCut::row_parallel) {
         const GlobalSpan span{tp_rank * tp_shard.cols, tensor.cols, static_cast<std::uint32_t>(tp_shard.cols)};
         return {{span, 0, tp_shard.elements()}};
     }

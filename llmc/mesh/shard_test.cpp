@@ -57,12 +57,12 @@ std::vector<TensorSpec> sample_tensors(const MeshShape& mesh) {
         {2 * 3 * ep, 7, TensorCut::experts, std::vector<std::int64_t>(static_cast<std::size_t>(2 * ep), 3)},
         {13, 1, TensorCut::none},
         {5, 29, TensorCut::none},
-        {3 * tp, 7, TensorCut::rows},
-        {2 * tp, 1, TensorCut::rows},
-        {9, 5 * tp, TensorCut::columns},
-        {3 * 2 * tp, 11, TensorCut::rows, {2 * tp, 2 * tp, 2 * tp}},
-        {3 * tp, 1, TensorCut::rows, {tp, tp, tp}},
-        {4 * tp, 5, TensorCut::rows, {2 * tp, tp, tp}},
+        {3 * tp, 7, TensorCut::column_parallel},
+        {2 * tp, 1, TensorCut::column_parallel},
+        {9, 5 * tp, TensorCut::row_parallel},
+        {3 * 2 * tp, 11, TensorCut::column_parallel, {2 * tp, 2 * tp, 2 * tp}},
+        {3 * tp, 1, TensorCut::column_parallel, {tp, tp, tp}},
+        {4 * tp, 5, TensorCut::column_parallel, {2 * tp, tp, tp}},
         {128, 3, TensorCut::vocabulary},
         {100, 2, TensorCut::vocabulary},
     };
@@ -308,14 +308,14 @@ TEST_CASE("shard: both owners of a tied tensor cut it alike") {
 }
 
 TEST_CASE("shard: tp shards of q, k and v hold the same heads of each") {
-    const TensorSpec qkv{3 * 4, 2, TensorCut::rows, {4, 4, 4}};   // two heads of two channels
+    const TensorSpec qkv{3 * 4, 2, TensorCut::column_parallel, {4, 4, 4}};   // two heads of two channels
     std::vector<OwnedRange> second = tp_shard_ranges(qkv, 2, 1);
     REQUIRE(second.size() == 3);
     CHECK(second[0] == OwnedRange{{2 * 2}, 0, 4});
     CHECK(second[1] == OwnedRange{{6 * 2}, 4, 4});
     CHECK(second[2] == OwnedRange{{10 * 2}, 8, 4});
     // grouped queries: four heads of queries, two of keys and of values
-    const TensorSpec grouped{8 + 4 + 4, 1, TensorCut::rows, {8, 4, 4}};
+    const TensorSpec grouped{8 + 4 + 4, 1, TensorCut::column_parallel, {8, 4, 4}};
     second = tp_shard_ranges(grouped, 2, 1);
     REQUIRE(second.size() == 3);
     CHECK(second[0] == OwnedRange{{4}, 0, 4});
@@ -328,7 +328,8 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
         for (const std::int64_t kv : {1, 2, 3}) {
             if (mesh.tp <= kv || mesh.tp % kv != 0) continue;
             const std::int64_t q = 2 * mesh.tp, HS = 2, replicas = group_size(mesh, replica_axes);
-            const TensorSpec qkv{(q + 2 * kv) * HS, 5, TensorCut::rows, {q * HS, kv * HS, kv * HS}, {q, kv, kv}};
+            const TensorSpec qkv{
+                (q + 2 * kv) * HS, 5, TensorCut::column_parallel, {q * HS, kv * HS, kv * HS}, {q, kv, kv}};
             for (const int zero_stage : {0, 1, 3}) {
                 std::vector<int> sole(static_cast<std::size_t>(qkv.elements())), all = sole, copied = sole;
                 std::map<int, std::vector<OwnedRange>> of_first;   // by the first rank that holds the same heads
@@ -362,7 +363,7 @@ TEST_CASE("shard: where there are more tp ranks than heads neighbours hold copie
 }
 
 TEST_CASE("shard: blocks that are not the tensor's rows are refused") {
-    CHECK_THROWS_WITH_AS(tp_shard_of({12, 2, TensorCut::rows, {4, 4}}, 2),
+    CHECK_THROWS_WITH_AS(tp_shard_of({12, 2, TensorCut::column_parallel, {4, 4}}, 2),
                          doctest::Contains("blocks of 8 rows in a tensor of 12"), Error);
 }
 
@@ -378,7 +379,7 @@ TEST_CASE("shard: a cut tensor is one range for each block, however ZeRO cuts it
         }
     }
     // columns 6 to 11 of 12, of 30 rows: 180 elements, cut in two shards of 128; the second begins in a row
-    const TensorSpec cut{30, 12, TensorCut::columns};
+    const TensorSpec cut{30, 12, TensorCut::row_parallel};
     const RankLayout second{{1, 2, 1, 2}, {0, 1, 0, 1}, 1};
     const std::vector<OwnedRange> ranges = owned_ranges(cut, second, StateKind::optimizer);
     REQUIRE(ranges.size() == 1);

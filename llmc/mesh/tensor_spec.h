@@ -8,21 +8,22 @@
 
 #include "llmc/mesh/mesh.h"
 
-// The axis that tensor parallelism cuts, or `experts`. Matrices are stored [out, in], vectors are [n, 1].
+// How tensor parallelism cuts a tensor (Megatron-LM's terms), or `experts`. Matrices are stored [out, in], vectors are
+// [n, 1].
 enum class TensorCut : std::uint8_t {
-    none,         // every tp rank holds all of it
-    rows,         // outputs (Megatron's column parallel) and the biases that go with them
-    columns,      // inputs (Megatron's row parallel)
-    vocabulary,   // rows, which need not divide evenly: the last tp shards may be short or empty
-    experts,      // not over tp: matrices of equal numbers of rows are dealt out to ep ranks
+    none,              // every tp rank holds all of it
+    column_parallel,   // outputs, which are rows here, and the biases that go with them
+    row_parallel,      // inputs, which are columns here
+    vocabulary,        // rows, which need not divide evenly: the last tp shards may be short or empty
+    experts,           // not over tp: matrices of equal numbers of rows are dealt out to ep ranks
 };
 
 struct TensorSpec {
     std::int64_t rows = 0;
     std::int64_t cols = 1;
     TensorCut cut = TensorCut::none;
-    // Rows of each block. TensorCut::rows cuts every block over all tp ranks (q, k and v, of different sizes under
-    // grouped queries). The blocks add up to `rows`; empty: one block.
+    // Rows of each block. A column-parallel tensor has every block cut over all tp ranks (q, k and v, of different
+    // sizes under grouped queries). The blocks add up to `rows`; empty: one block.
     std::vector<std::int64_t> blocks = {};
     // Number of heads in each block; a head cannot be cut. Empty: a block can be cut anywhere. With more tp ranks than
     // heads (then a multiple), tp / heads neighbouring ranks hold copies of one head, and its gradient is the sum over

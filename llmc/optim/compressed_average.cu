@@ -113,7 +113,7 @@ void CompressedAverage::average_largest(const std::vector<AveragedTensor>& unit,
     }
     for (const Part& part : parts) {
         const AveragedTensor& t = part.tensor;
-        pick_largest_ways(part.sent, part.chunks, t.error, t.weights, t.begin, local_.momentum, stream);
+        pick_largest_deltas(part.sent, part.chunks, t.error, t.weights, t.begin, local_.momentum, stream);
     }
     {
         const Communicator::Group together(outer);
@@ -124,6 +124,6 @@ void CompressedAverage::average_largest(const std::vector<AveragedTensor>& unit,
         }
     }
     for (const Part& part : parts) {
-        go_mean_way(part.tensor.weights, part.tensor.begin, part.received, outer.size(), part.chunks, stream);
+        add_mean_delta(part.tensor.weights, part.tensor.begin, part.received, outer.size(), part.chunks, stream);
     }
 }

@@ -1,11 +1,12 @@
 // Averages the replicas' weights, of which what travels is compressed: how far each went from where they were together
 // (LocalSteps::compression).
 //
-// int8, int2   Blocks of 256 ways (llmc/kernels/optim/rounded_blocks.cuh). Replicas deal out the blocks, each averages
+// int8, int2   Blocks of 256 deltas (llmc/kernels/optim/rounded_blocks.cuh). Replicas deal out the blocks, each
+// averages
 //              one piece, rounds it again and hands it to all: bytes of 2n(R - 1) / R blocks for n blocks.
-// topk         The largest ways of each 1,024 (llmc/kernels/optim/topk_entries.cuh), 8 bytes each, that all replicas
-//              gather: 8n(R - 1) bytes for n ways. What is left out is kept, and shrinks by the momentum b before the
-//              next ways are added to it, e = b e + d (Sarfi et al., "Communication efficient LLM pre-training with
+// topk         The largest deltas of each 1,024 (llmc/kernels/optim/topk_entries.cuh), 8 bytes each, that all replicas
+//              gather: 8n(R - 1) bytes for n deltas. What is left out is kept, and shrinks by the momentum b before the
+//              next deltas are added to it, e = b e + d (Sarfi et al., "Communication efficient LLM pre-training with
 //              SparseLoCo", 2025): it stands for the outer step's momentum, which is then 0.
 //
 // What is left out of int8 and int2 goes along the next time as it is. All add in the order of the replicas, so they
@@ -22,7 +23,7 @@
 // 0.
 struct AveragedTensor {
     float* weights;
-    const float* begin;   // the weights after the last move
+    const float* begin;   // the weights after the last outer step
     float* error;         // the sum of what was left out so far
     std::int64_t count, padded;
 };

@@ -103,7 +103,7 @@ TEST_CASE("optimizer: an update of Muon's is that of a double loop, of q, k and 
 }
 
 TEST_CASE("optimizer: a matrix of Muon's moves by its own sizes, which those of a shard would not tell") {
-    const TensorSpec fc{.rows = 192, .cols = 48, .cut = TensorCut::rows},
+    const TensorSpec fc{.rows = 192, .cols = 48, .cut = TensorCut::column_parallel},
         qkv{.rows = 144, .cols = 48, .blocks = {48, 48, 48}};
     CHECK(muon_scale(fc, 0, MuonScale::original) == 2.0f);
     CHECK(muon_scale(tp_shard_of(fc, 2), 0, MuonScale::original) != 2.0f);   // so the certificate under tp sees it

@@ -210,7 +210,7 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
             break;
     }
     end_local_steps(step);
-    update_weights<Average>(tables_->averages, stream());   // takes in the weights after the move
+    update_weights<Average>(tables_->averages, stream());   // takes in the weights after the outer step
 }
 
 bool Optimizer::end_local_steps(int step) { return outer_step_ != nullptr && outer_step_->after(step, step == last_); }

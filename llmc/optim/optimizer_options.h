@@ -12,21 +12,22 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 // which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
-// How replicas send their ways in a move: weights in fp32, blocks of 8 or 2 bits an element, or the largest ways
-// (compressed_average.h).
+// Says what replicas send in an outer step: weights in fp32, or deltas (what weights have changed by since the last one) in
+// blocks of 8 or 2 bits an element, or only the largest (compressed_average.h).
 enum class OuterCompression : std::uint8_t { none, int8, int2_, topk };
 
 // Local steps (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm
-// 1): replicas update their own weights, and every so many steps, and after the run's last one, move together, by
-// Nesterov's rule (llmc/kernels/optim/rules.cuh), from where they were together before, towards their average. The
-// model may move in fragments, each in its turn, which arrive some steps after they left (llmc/optim/outer_step.h).
+// 1): replicas update their own weights, and every so many steps, and after the run's last one, take an outer
+// step together: by Nesterov's rule (llmc/kernels/optim/rules.cuh), from their last common weights towards their
+// average. The model may take it in fragments, each in its turn, which arrive some steps after they left
+// (llmc/optim/outer_step.h).
 struct LocalSteps {
     int every = 0;   // steps; 0: replicas sum their gradients in every step
     float lr = 0.7f, momentum = 0.9f;
     OuterCompression compression = OuterCompression::none;
-    float topk = 0.03f;   // fraction of each 1,024 ways
+    float topk = 0.03f;   // fraction of each 1,024 deltas
     int fragments = 1;
-    int delay = 0;     // steps on the way; fewer than `every`
+    int delay = 0;     // steps that an outer step travels; fewer than `every`
     float blend = 0;   // the share of a replica's own weights in those that it goes on from
 
     bool has_flights() const { return delay > 0 || blend > 0; }

@@ -201,7 +201,7 @@ TEST_CASE("optimizer: a norm over this rank's shard alone is found out") {
 #endif
 
 TEST_CASE("optimizer: ranges are cut where blocks begin") {
-    const TensorSpec tensor{.rows = 12, .cols = 5, .cut = TensorCut::rows, .blocks = {6, 4, 2}};
+    const TensorSpec tensor{.rows = 12, .cols = 5, .cut = TensorCut::column_parallel, .blocks = {6, 4, 2}};
     const std::vector<BlockRange> parts = by_blocks(tensor, {{{10}, 3, 45}});
     REQUIRE(parts.size() == 3);
     const std::int64_t expected[3][3] = {{10, 3, 20}, {30, 23, 20}, {50, 43, 5}};
@@ -212,7 +212,7 @@ TEST_CASE("optimizer: ranges are cut where blocks begin") {
         CHECK(part.local_begin == expected[i][1]);
         CHECK(part.length == expected[i][2]);
     }
-    const TensorSpec columns{.rows = 4, .cols = 6, .cut = TensorCut::columns};
+    const TensorSpec columns{.rows = 4, .cols = 6, .cut = TensorCut::row_parallel};
     const std::vector<OwnedRange> cut = tp_shard_ranges(columns, 2, 1);
     CHECK(by_blocks(columns, cut).front() == cut.front());
     CHECK(first_blocks(ParamTable(model())).back() > ParamTable(model()).size());

@@ -51,7 +51,7 @@ OuterStep::OuterStep(Stage& stage, const LocalSteps& local, const std::vector<Op
     }
     make_tables(arena);
     if (!is_compressed()) return;
-    std::map<int, std::vector<std::int64_t>> units;   // by slot: a move is one unit after the other
+    std::map<int, std::vector<std::int64_t>> units;   // by slot: an outer step is one unit after the other
     for (const TensorLayout& tensor : stage.storage().tensors()) {
         units[tensor.slot].push_back(stage.storage().padded_elements(tensor, StateKind::optimizer));
     }
@@ -117,7 +117,7 @@ bool OuterStep::after(int step, bool last) {
         const bool leaves = last || step % local_.every == turn % local_.every;
         if (left > 0 && (leaves || step >= left + local_.delay)) {
             arrive(fragment);
-            move(fragment, step, local_.blend);
+            take(fragment, step, local_.blend);
             left = 0, changed = true;
         }
         if (!leaves) continue;
@@ -127,14 +127,14 @@ bool OuterStep::after(int step, bool last) {
             continue;
         }
         arrive(fragment);
-        move(fragment, step, last ? 0 : local_.blend);
+        take(fragment, step, last ? 0 : local_.blend);
         changed = true;
     }
     return changed;
 }
 
 // Calls use(tensor, values, count) for each tensor of a fragment of which this rank owns a part: for what it sends of
-// it, which is the exact weights where nothing is under way.
+// it, which is the exact weights where nothing travels.
 template <class Use>
 void OuterStep::for_each_owned(int fragment, const Use& use) {
     for (const TensorLayout& tensor : stage_.storage().tensors()) {
@@ -151,7 +151,7 @@ void OuterStep::for_each_owned(int fragment, const Use& use) {
     }
 }
 
-// Begins the way of a fragment's weights to all replicas.
+// Begins to send a fragment's weights to all replicas.
 void OuterStep::send(int fragment) {
     if (!flights_) return average(fragment, stage_.stream());
     UpdateTable<floatX>& departure = fragments_[static_cast<std::size_t>(fragment)].departure;
@@ -163,7 +163,7 @@ void OuterStep::send(int fragment) {
     flights_->waited[static_cast<std::size_t>(fragment)] = false;
 }
 
-// Makes the stage's stream see what a fragment's weights have become on their way.
+// Makes the stage's stream see what has become of a fragment's weights.
 void OuterStep::arrive(int fragment) {
     if (flights_) {
         const auto index = static_cast<std::size_t>(fragment);
@@ -191,7 +191,7 @@ bool OuterStep::restore(const std::vector<int>& left) {
     return false;
 }
 
-// Forgets what was left out of fragments that never arrive: weights still hold all their way, which leaves again.
+// Forgets what was left out of fragments that never arrive: weights still hold their whole delta, which is sent again.
 void OuterStep::drop(const std::vector<int>& left) {
     if (!is_compressed()) return;
     for (const TensorLayout& tensor : stage_.storage().tensors()) {
@@ -203,7 +203,7 @@ void OuterStep::drop(const std::vector<int>& left) {
     }
 }
 
-void OuterStep::move(int fragment, int step, float blend) {
+void OuterStep::take(int fragment, int step, float blend) {
     UpdateTable<floatX>& arrival = fragments_[static_cast<std::size_t>(fragment)].arrival;
     // with topk the error has it
     const float momentum = local_.compression == OuterCompression::topk ? 0.0f : local_.momentum;
@@ -235,7 +235,7 @@ void OuterStep::average_compressed(int fragment, cudaStream_t stream) {
                 {values, state("outer_weights").owned(tensor.param), state("outer_error").owned(tensor.param),
                  elements_that_travel(stage_.storage(), tensor), static_cast<std::int64_t>(count)});
         } else {
-            ENSURE(false, "compressed moves of weights in bf16");
+            ENSURE(false, "compressed outer steps of weights in bf16");
         }
     });
     for (const auto& unit : units) compressed_->average(unit.second, *outer_, stream);

@@ -1,11 +1,11 @@
-// Outer step of local steps: replicas update their own weights, and move together every so many steps (Douillard et
+// Outer step of local steps: replicas update their own weights, and take one together every so many steps (Douillard et
 // al., "DiLoCo", 2023, algorithm 1), or a part of the model at a time while they go on (Douillard et al., "Streaming
 // DiLoCo with overlapping communication", 2025, algorithm 2).
 //
 // Units of the model (embedding, layers, head) are dealt out in turns: unit u is of fragment u mod F. Fragment f leaves
 // after the steps s with s mod H = ((f + 1) H / F) mod H, for H = LocalSteps::every, and arrives LocalSteps::delay
-// steps later, or when its turn comes again. After the run's last step all fragments leave and arrive at once; what is
-// on its way then never arrives, for the weights still hold it.
+// steps later, or when its turn comes again. After the run's last step all fragments leave and arrive at once; what
+// still travels then never arrives, for the weights still hold it.
 //
 // Without delay and blend weights are summed in place, on the stage's stream. Else the weights that leave are copied to
 // the state "outer_flight", which becomes the replicas' mean on a stream of its own, beside the steps.
@@ -36,17 +36,17 @@ public:
               const TrainingGroups& groups, Arena& arena);
     ~OuterStep();
 
-    // Moves what arrives after step `step`, and sends what leaves. Returns whether weights have changed. `last`: the
-    // run ends here. Collective over the ranks of `outer`, and inside a replica.
+    // Takes the outer step of fragments that arrive after step `step`, and sends those that leave. Returns whether
+    // weights have changed. `last`: the run ends here. Collective over the ranks of `outer`, and inside a replica.
     bool after(int step, bool last);
 
     // Makes later work on the stage's stream see "outer_flight" as it arrives. Collective inside a replica.
     void wait_for_flights();
 
-    // Step after which each fragment left that is on its way; 0: it is not. What a checkpoint keeps besides states.
+    // Step after which each fragment left that still travels; 0: it does not. What a checkpoint keeps besides states.
     const std::vector<int>& left() const { return left_; }
     // Puts a checkpoint's in their place, whose "outer_flight" has been read. Returns false if the run deals out other
-    // fragments, or has none on their way: then all that were stay out, for the weights still hold them.
+    // fragments, or none that travel: then all that did stay out, for the weights still hold them.
     bool restore(const std::vector<int>& left);
 
 private:
@@ -63,7 +63,7 @@ private:
     void share_copied_heads(int fragment);
     void send(int fragment);
     void arrive(int fragment);
-    void move(int fragment, int step, float blend);
+    void take(int fragment, int step, float blend);
     void drop(const std::vector<int>& left);
 
     Stage& stage_;
@@ -74,5 +74,5 @@ private:
     std::vector<Fragment> fragments_;
     std::vector<int> left_;
     std::unique_ptr<Flights> flights_;                // null: weights are summed in place
-    std::unique_ptr<CompressedAverage> compressed_;   // null: moves are not compressed
+    std::unique_ptr<CompressedAverage> compressed_;   // null: outer steps are not compressed
 };

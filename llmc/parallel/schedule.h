@@ -76,6 +76,14 @@ inline int micro_batches_of(const PipelineSchedule& schedule) {
 
 enum class PipelineKind : std::uint8_t { naive, gpipe, one_f_one_b, interleaved, zero_bubble };
 
+// How stages work on their micro-batches, as a run is asked to.
+struct PipelineOptions {
+    PipelineKind kind = PipelineKind::one_f_one_b;
+    int chunks = 1;   // PipelineShape's
+    int warmup = 0;
+    bool operator==(const PipelineOptions&) const = default;
+};
+
 struct PipelineShape {
     PipelineKind kind = PipelineKind::one_f_one_b;
     int stages = 1;
@@ -97,6 +105,9 @@ constexpr bool warms_up(PipelineKind kind) {
 }
 // True if gradients of weights are delayed.
 constexpr bool delays_weights(PipelineKind kind) { return kind == PipelineKind::zero_bubble; }
+
+// True if stages take micro-batches in groups of as many as there are stages.
+constexpr bool takes_groups(PipelineKind kind) { return kind == PipelineKind::interleaved; }
 
 // Returns the lists of all stages; a single stage gets one_stage_schedule(), whatever the kind.
 std::vector<PipelineSchedule> pipeline_schedules(const PipelineShape& shape);

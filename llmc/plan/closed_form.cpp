@@ -26,7 +26,7 @@ public:
         const TensorOutside outside = tensor_outside();
         StepTime result;
         PipelineCosts costs;
-        const int pieces = mesh_.pp * o_.pp_chunks;
+        const int pieces = mesh_.pp * o_.pipeline.chunks;
         costs.pieces.resize(static_cast<std::size_t>(pieces));
         double compute = 0;   // all pieces, per micro-batch
         for (int stage = 0; stage < mesh_.pp; stage++) {
@@ -94,7 +94,7 @@ public:
             for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len)) {
                 const double n = chunk.layers.size();
                 own += n * (3 * of_layer + 3.5 * attention) + (chunk.head ? 3 * head : 0);
-                if (o_.pp_chunks == 1) forward += n * (of_layer + attention);
+                if (o_.pipeline.chunks == 1) forward += n * (of_layer + attention);
             }
             most = std::max(most, before + o_.micro_steps() * own);
             before += forward;
@@ -117,7 +117,7 @@ private:
         auto with = [&](int micro_batches) {
             PipelineShape shape = pipeline_shape(o_);
             shape.micro_batches = micro_batches;
-            return simulate(pipeline_schedules(shape), o_.pp_chunks, costs);
+            return simulate(pipeline_schedules(shape), o_.pipeline.chunks, costs);
         };
         const int few = 2 * mesh_.pp, more = 3 * mesh_.pp;
         if (m <= more) {
@@ -183,12 +183,12 @@ private:
         add(kExpertGroup, mesh_.ep, 1, layers * layer.expert_bytes, layers * layer.expert_exposed(),
             layers * layer.expert_seconds);
         const double border = residual_bytes_ / (sequence_parallel_ ? mesh_.tp : 1);
-        add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pp_chunks * border, 0);
+        add("pp", mesh_.pp, mesh_.dp * mesh_.cp * mesh_.tp, 2 * m * o_.pipeline.chunks * border, 0);
     }
 
     ParamStorage storage() const {
         Options unscheduled = o_;   // a schedule takes long to make, and has no part in where parameters are kept
-        unscheduled.pp = 1, unscheduled.pp_warmup = 0;
+        unscheduled.pp = 1, unscheduled.pipeline.warmup = 0;
         const StageOptions stage = stage_options(unscheduled, config_, mesh_, {});
         std::vector<LayerRange> ranges;
         bool embedding = false, head = false;
@@ -269,7 +269,7 @@ private:
         // each micro-batch but the first adds its gradients to the earlier ones, on the stream of the traffic
         const double added = o_.zero >= 2 ? moved(3 * gradient * kept) : 0, reduce = travel + (times - 1) * added;
         // zb's gradients travel beside those of weights, and on beside the next forward and backward
-        const bool zb = o_.pp_schedule == PipelineKind::zero_bubble;
+        const bool zb = delays_weights(o_.pipeline.kind);
         const double forward = layers * layer.forward_seconds(), input = layers * layer.input_seconds(),
                      reducing = layers * layer.weight_seconds() + (zb ? 0 : input), next = forward + (zb ? input : 0);
         const double one = reduce / times, last = one * first / kept;
@@ -296,14 +296,14 @@ private:
         // At the ends of an interleaved stage's chunk, traffic and work take turns, which costs the shorter of the two:
         // the first fetch comes before the work; the last gradients come before what goes to another stage on their
         // link.
-        if (o_.pp_chunks > 1) {
+        if (o_.pipeline.chunks > 1) {
             const bool waits_for_gradients = o_.zero == 3   ? !is_delaying || mesh_.tp > 1
                                              : o_.zero == 2 ? is_delaying || (nodes > 1) == pipeline_leaves_node()
                                                             : false,
                        waits_for_fetch = o_.zero == 3 && !is_delaying;   // else counted above
             const double last_gradients = waits_for_gradients ? travel / (times * units) : 0,
                          first_fetch = waits_for_fetch ? fetch / units : 0;
-            exposed += m * o_.pp_chunks *
+            exposed += m * o_.pipeline.chunks *
                        (std::min(first_fetch, layer.forward_seconds()) +
                         std::min(first_fetch + last_gradients, reducing / layers));
         }

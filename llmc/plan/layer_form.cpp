@@ -97,7 +97,7 @@ double LayerForm::activated_elements() const {
 // gradients of weights wait: they hide no exchange of backward, and gather again what they read.
 void LayerForm::add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
     if (mesh_.tp == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
+    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
     const bool drained = block || o_.recompute == Recompute::gelu_norm;
     const bool all_again = block && config_.norm_position == NormPosition::after;
     const bool cut_mlp = config_.experts == 0;   // a mixture works on the rows that the rank has, without exchanges
@@ -172,7 +172,7 @@ void LayerForm::add_context_kernels(LayerTime& layer) const {
 // have waited for it.
 void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
     if (mesh_.cp == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
+    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
     const int u = o_.ulysses(), n = mesh_.cp / u, nodes = nodes_of(mesh_.cp, mesh_.tp);
     const auto [q, kv] = context_elements();
     const Link& link = machine_.link(nodes);
@@ -216,7 +216,7 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
 // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
 void LayerForm::add_expert_parallel(LayerTime& layer, const ExpertTime& experts, const ExpertTime& shared) const {
     if (mesh_.ep == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = o_.pp_schedule == PipelineKind::zero_bubble;
+    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
     const int backward = 2 + (block ? 1 : 0) + (zb ? 1 : 0);
     const double bytes = residual_rows() * chosen() * sizes_.C * kElement * (mesh_.ep - 1) / mesh_.ep;
     const int nodes = nodes_of(mesh_.ep, 1), chunks = expert_chunks();

@@ -35,7 +35,7 @@ protected:
     // ZeRO 3 fetches the next parameters first, and reduces gradients behind the exchanges of the recompute
     // (Zero::gradients_ready). zb's gradients of weights, which wait, are reduced at once.
     bool reduces_behind_block() const {
-        return o_.zero == 3 && o_.recompute == Recompute::block && o_.pp_schedule != PipelineKind::zero_bubble;
+        return o_.zero == 3 && o_.recompute == Recompute::block && !delays_weights(o_.pipeline.kind);
     }
     LayerMatrix classifier() const {
         return {rows_, static_cast<double>(sizes_.Vp), static_cast<double>(sizes_.C), 1.0 * sizes_.Vp * sizes_.C};

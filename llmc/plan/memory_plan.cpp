@@ -107,7 +107,7 @@ std::vector<int> fullest_stages(const Options& options) {
     std::vector<int> stages;
     for (int stage = 0; stage < options.pp; stage++) {
         const bool is_end = stage == 0 || stage == options.pp - 1;
-        if (is_end || stage == 1 || options.pp_schedule == PipelineKind::zero_bubble) stages.push_back(stage);
+        if (is_end || stage == 1 || delays_weights(options.pipeline.kind)) stages.push_back(stage);
     }
     return stages;
 }

@@ -85,7 +85,7 @@ TEST_CASE("memory plan: the stages that are counted are those that take the most
                                                        {PipelineKind::interleaved, 2},
                                                        {PipelineKind::interleaved, 4}}) {
                     options.pp = pp, options.layers = layers, options.vocab_size = vocabulary;
-                    options.pp_schedule = schedule, options.pp_chunks = chunks;
+                    options.pipeline.kind = schedule, options.pipeline.chunks = chunks;
                     options.total_batch = std::int64_t{2 * pp} * options.micro_batch * options.seq_len;
                     const PlannedRun run = planned_run(options);
                     std::vector<std::size_t> bytes;

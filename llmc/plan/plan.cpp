@@ -74,7 +74,7 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     std::vector<std::string> warnings =
         layout_warnings(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
     if (o.pp > 1 && step.bubble_share > kAllowedIdle) {
-        const std::int64_t wanted = (4 * (o.pp - 1) + o.pp_chunks - 1) / o.pp_chunks,
+        const std::int64_t wanted = (4 * (o.pp - 1) + o.pipeline.chunks - 1) / o.pipeline.chunks,
                            m = (wanted + o.pp - 1) / o.pp * o.pp;
         const std::string cure = o.micro_steps() < m
                                      ? text("--total-batch ", m * o.tokens_per_micro_step(), ", ", m,

@@ -31,9 +31,9 @@ struct Rates {
 double seconds_of(const PublishedStep& run, const Rates& rates, bool full) {
     Options o;
     o.layers = run.layers, o.heads = run.heads, o.channels = run.channels, o.vocab_size = 51200;
-    o.seq_len = 2048, o.micro_batch = run.micro_batch, o.tp = 8, o.pp = run.pp, o.pp_chunks = run.chunks;
+    o.seq_len = 2048, o.micro_batch = run.micro_batch, o.tp = 8, o.pp = run.pp, o.pipeline.chunks = run.chunks;
     o.total_batch = std::int64_t{2048} * run.micro_batch * run.micro_batches;
-    if (run.chunks > 1) o.pp_schedule = PipelineKind::interleaved;
+    if (run.chunks > 1) o.pipeline.kind = PipelineKind::interleaved;
     o.recompute = full ? Recompute::block : Recompute::none;
     o.sequence_parallel = !full;
     o.tp_chunks = 1;                                 // Megatron's forward hides no exchange

@@ -45,25 +45,22 @@ std::vector<int> expert_ranks(const Options& options) {
 
 // Returns options with their schedule, which a single stage does not have.
 Options as_asked(Options options) {
-    if (options.pp == 1) options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
+    if (options.pp == 1) options.pipeline = {};
     return options;
 }
 
 // Returns the schedules of a pipeline, as options.
 std::vector<Options> scheduled(const Options& options) {
     if (options.pp == 1) return {as_asked(options)};
-    Options base = options;
-    base.pp_chunks = 1, base.pp_schedule = PipelineKind::one_f_one_b;
-    std::vector<Options> all{base, base};
-    all.back().pp_schedule = PipelineKind::zero_bubble;
-    base.pp_schedule = PipelineKind::interleaved, base.pp_warmup = 0;
-    for (const int chunks : powers_of_two(kMostChunks, options.pp_chunks)) {
-        if (chunks == 1) continue;
-        base.pp_chunks = chunks;
-        all.push_back(base);
+    const int warmup = options.pipeline.warmup;
+    std::vector<PipelineOptions> asked{{PipelineKind::one_f_one_b, 1, warmup}, {PipelineKind::zero_bubble, 1, warmup}};
+    for (const int chunks : powers_of_two(kMostChunks, options.pipeline.chunks)) {
+        if (chunks > 1) asked.push_back({PipelineKind::interleaved, chunks});
     }
-    const bool is_listed = std::ranges::any_of(all, [&](const Options& one) {
-        return one.pp_schedule == options.pp_schedule && one.pp_chunks == options.pp_chunks;
+    std::vector<Options> all;
+    for (const PipelineOptions& pipeline : asked) all.emplace_back(options).pipeline = pipeline;
+    const bool is_listed = std::ranges::any_of(asked, [&](const PipelineOptions& one) {
+        return one.kind == options.pipeline.kind && one.chunks == options.pipeline.chunks;
     });
     if (!is_listed) all.push_back(options);
     return all;
@@ -237,31 +234,31 @@ std::string layout_text(const Options& o) {
     return text("--tp ", o.tp, " --pp ", o.pp, " --dp ", o.dp, other("--cp", o.cp, by_default.cp),
                 other("--cp-mode", std::string(name_of(o.cp_mode)), name_of(by_default.cp_mode)),
                 other("--cp-ulysses", o.cp_ulysses, by_default.cp_ulysses), other("--ep", o.ep, by_default.ep),
-                other("--pp-schedule", std::string(name_of(o.pp_schedule)), name_of(by_default.pp_schedule)),
-                other("--pp-chunks", o.pp_chunks, by_default.pp_chunks),
-                other("--pp-warmup", o.pp_warmup, by_default.pp_warmup), " --zero ", o.zero, " --recompute ",
-                name_of(o.recompute.value()));
+                other("--pp-schedule", std::string(name_of(o.pipeline.kind)), name_of(by_default.pipeline.kind)),
+                other("--pp-chunks", o.pipeline.chunks, by_default.pipeline.chunks),
+                other("--pp-warmup", o.pipeline.warmup, by_default.pipeline.warmup), " --zero ", o.zero,
+                " --recompute ", name_of(o.recompute.value()));
 }
 
 bool keeps_given(const Options& o, const Options& other, const std::function<bool(const char*)>& is_given) {
     auto is_kept = [&](const char* name, bool same) { return same || !is_given(name); };
     const bool whole_sequences = other.cp == 1 && o.cp_mode != ContextMode::hybrid;   // there is no way to share them
-    const bool one_stage = other.pp == 1 && o.pp_schedule != PipelineKind::interleaved;   // which has no schedule
+    const bool one_stage = other.pp == 1 && o.pipeline.kind != PipelineKind::interleaved;   // which has no schedule
     return is_kept("--tp", other.tp == o.tp) && is_kept("--pp", other.pp == o.pp) &&
            is_kept("--cp", other.cp == o.cp) && is_kept("--cp-mode", whole_sequences || other.cp_mode == o.cp_mode) &&
            is_kept("--cp-ulysses", whole_sequences || other.ulysses() == o.ulysses()) &&
            is_kept("--dp", o.dp == 0 || other.dp == o.dp) && is_kept("--ep", other.ep == o.ep) &&
            is_kept("--zero", other.zero == o.zero) &&
            is_kept("--recompute", !o.recompute || other.recompute == o.recompute) &&
-           is_kept("--pp-schedule", one_stage || other.pp_schedule == o.pp_schedule) &&
-           is_kept("--pp-chunks", one_stage || other.pp_chunks == o.pp_chunks) &&
-           is_kept("--pp-warmup", one_stage || other.pp_warmup == o.pp_warmup);
+           is_kept("--pp-schedule", one_stage || other.pipeline.kind == o.pipeline.kind) &&
+           is_kept("--pp-chunks", one_stage || other.pipeline.chunks == o.pipeline.chunks) &&
+           is_kept("--pp-warmup", one_stage || other.pipeline.warmup == o.pipeline.warmup);
 }
 
 void take_layout(Options& to, const Options& from) {
     to.tp = from.tp, to.pp = from.pp, to.dp = from.dp, to.ep = from.ep;
     to.cp = from.cp, to.cp_mode = from.cp_mode, to.cp_ulysses = from.cp_ulysses;
-    to.pp_schedule = from.pp_schedule, to.pp_chunks = from.pp_chunks, to.pp_warmup = from.pp_warmup;
+    to.pipeline = from.pipeline;
     to.zero = from.zero, to.recompute = from.recompute;
 }
 
@@ -294,8 +291,7 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
                 options.batch_schedule.clear();
                 options.tp = tp, options.pp = pp, options.dp = dp, options.zero = dp * requested.cp > 1 ? 3 : 0;
                 options.recompute = Recompute::block;
-                if (pp == 1)
-                    options.pp_chunks = 1, options.pp_warmup = 0, options.pp_schedule = PipelineKind::one_f_one_b;
+                if (pp == 1) options.pipeline = {};
                 const std::optional<PlannedRun> run = possible(options);
                 if (!run) continue;
                 Candidate candidate;

@@ -31,10 +31,10 @@ struct Exhausted {
 
 using IsAllowed = std::function<bool(const Options&)>;
 
-bool is_plain(const Options& o) { return o.cp == 1 && o.ep == 1 && o.pp_schedule == PipelineKind::one_f_one_b; }
+bool is_plain(const Options& o) { return o.cp == 1 && o.ep == 1 && o.pipeline.kind == PipelineKind::one_f_one_b; }
 // Leaves out most combinations with --cp, --ep and other schedules, to keep a test short.
 bool is_quick(const Options& o) {
-    return is_plain(o) || (o.zero == 1 && o.recompute == Recompute::none && o.pp_chunks <= 4);
+    return is_plain(o) || (o.zero == 1 && o.recompute == Recompute::none && o.pipeline.chunks <= 4);
 }
 
 Exhausted exhausted(const Options& options, const Machine& machine, int ranks, const IsAllowed& is_allowed) {
@@ -171,7 +171,7 @@ TEST_CASE("plan: closed forms of ZeRO's traffic beside the exchanges of other ax
                           {1, 1, 2, 2, 4, 3, none}}) {
         Options o = c.ep > 1 ? mixture(8, 16, 2) : options_of("gpt3:760M", 8);
         o.tp = c.tp, o.pp = c.pp, o.cp = c.cp, o.dp = c.dp, o.ep = c.ep, o.zero = c.zero, o.recompute = c.level;
-        o.cp_mode = c.mode, o.pp_schedule = c.schedule, o.pp_chunks = c.chunks;
+        o.cp_mode = c.mode, o.pipeline.kind = c.schedule, o.pipeline.chunks = c.chunks;
         const auto [replayed, formula] = both_times(o, known_machine("H100"));
         CHECK_MESSAGE(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.2), layout_text(o));
     }
@@ -185,7 +185,7 @@ TEST_CASE("plan: at the ends of interleaved chunks traffic and work take turns, 
     for (const Row& row : {Row{2, 1, 8, 2}, Row{2, 4, 2, 3}, Row{4, 1, 4, 3}}) {
         Options o = options_of("gpt3:13B", 64);
         o.tp = row.tp, o.pp = 4, o.cp = row.cp, o.dp = row.dp, o.zero = row.zero, o.recompute = Recompute::block;
-        o.pp_schedule = PipelineKind::interleaved, o.pp_chunks = 8;
+        o.pipeline.kind = PipelineKind::interleaved, o.pipeline.chunks = 8;
         const auto [replayed, formula] = both_times(o, known_machine("H100"));
         CHECK_MESSAGE(formula.seconds == doctest::Approx(replayed.seconds).epsilon(0.1), layout_text(o));
     }
@@ -193,7 +193,8 @@ TEST_CASE("plan: at the ends of interleaved chunks traffic and work take turns, 
 
 TEST_CASE("plan: gradients of weights that waited gather the input of their matrix beside the product before") {
     Options o = options_of("gpt3:1300M", 8);
-    o.tp = 2, o.pp = 2, o.dp = 2, o.zero = 1, o.pp_schedule = PipelineKind::zero_bubble, o.recompute = Recompute::none;
+    o.tp = 2, o.pp = 2, o.dp = 2, o.zero = 1, o.pipeline.kind = PipelineKind::zero_bubble,
+    o.recompute = Recompute::none;
     const auto [replayed, formula] = both_times(o, known_machine("H100"));
     // of the formula's time 106.6% in bf16 and 104.7% in fp32; where the gathers hide behind nothing 110.5% and 105.5%
     CHECK(replayed.seconds < (sizeof(floatX) == 2 ? 1.085 : 1.05) * formula.seconds);
@@ -243,14 +244,15 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
         const Options& found = candidate.run.options;
         CHECK(found.tp * found.pp * found.cp * found.dp == 8);
         if (found.cp > 1) seen.insert(std::string(name_of(found.cp_mode)));
-        seen.insert({text("cp ", found.cp), text("ep ", found.ep), text(name_of(found.pp_schedule), found.pp_chunks)});
+        seen.insert(
+            {text("cp ", found.cp), text("ep ", found.ep), text(name_of(found.pipeline.kind), found.pipeline.chunks)});
     }
     CHECK(seen == std::set<std::string>{"cp 1", "cp 2", "ring", "ulysses", "ep 1", "ep 2", "ep 4", "1f1b1", "zb1",
                                         "interleaved2", "interleaved4"});
     auto at_most_1 = [](const Options& other) { return other.zero <= 1 && other.recompute == Recompute::none; };
     const Candidate lean = search_layouts(o, machine, 8, at_most_1, {1, 0, 0}).front();   // no ZeRO 3 is listed
     CHECK((lean.fits(machine) && lean.run.options.zero == 1));
-    o.ep = 2, o.cp = 2, o.pp = 2, o.pp_schedule = PipelineKind::gpipe;
+    o.ep = 2, o.cp = 2, o.pp = 2, o.pipeline.kind = PipelineKind::gpipe;
     std::set<std::string> given{"--ep", "--cp", "--cp-mode", "--pp", "--pp-schedule"};
     auto is_kept = [&](const Options& other) {
         return keeps_given(o, other, [&](const char* name) { return given.contains(name); });
@@ -258,13 +260,13 @@ TEST_CASE("plan: the search lists --cp, --ep and the schedules of pipelines, and
     const Options kept = best_layout(o, machine, 8, is_kept);
     CHECK(kept.ep == 2);
     CHECK(kept.cp == 2);
-    CHECK(kept.pp_schedule == PipelineKind::gpipe);
+    CHECK(kept.pipeline.kind == PipelineKind::gpipe);
     CHECK(layout_text(kept).find(" --cp 2 --ep 2 --pp-schedule gpipe --zero ") != std::string::npos);
     given.erase("--pp");   // a single stage has no schedule, but interleaved asks for several
     Options one_stage = o;
-    one_stage.pp = 1, one_stage.pp_schedule = PipelineKind::one_f_one_b;
+    one_stage.pp = 1, one_stage.pipeline.kind = PipelineKind::one_f_one_b;
     CHECK(is_kept(one_stage));
-    o.pp_schedule = PipelineKind::interleaved;
+    o.pipeline.kind = PipelineKind::interleaved;
     CHECK(!is_kept(one_stage));
     given = {"--cp-mode"};   // for those that share sequences
     Options ring = o, whole = o;

@@ -36,7 +36,7 @@ PlannedRun run_of(const PlannedLayout& layout, const std::function<void(Options&
     o.layers = 4, o.heads = 4, o.channels = 64, o.vocab_size = 97;
     o.micro_batch = 2, o.seq_len = 32;
     o.pp = layout.pp, o.dp = layout.dp, o.cp = layout.cp, o.tp = layout.tp, o.zero = layout.zero;
-    o.pp_schedule = layout.schedule, o.recompute = layout.recompute;
+    o.pipeline.kind = layout.schedule, o.recompute = layout.recompute;
     o.total_batch = std::int64_t{layout.micro_batches} * o.micro_batch * o.seq_len * layout.dp;
     if (layout.mlp == MlpKind::swiglu) o.architecture = {{"mlp", 1}, {"norm", 1}, {"positions", 1}, {"bias", 0}};
     o.document_mask = layout.documents;
@@ -194,7 +194,7 @@ void count_random_layouts(int layouts, unsigned seed) {
             }
             if (o.ep == 1 && layout.dp * layout.cp % 2 == 0 && any(0, 1) && layout.zero > 0) o.zero_group = 2;
             if (o.pp == 2 && layout.micro_batches % 2 == 0 && any(0, 1)) {
-                o.pp_schedule = PipelineKind::interleaved, o.pp_chunks = 2;
+                o.pipeline.kind = PipelineKind::interleaved, o.pipeline.chunks = 2;
             }
             if (o.cp == 2 && o.architecture["kv-heads"] != 1 && o.tp == 1 && any(0, 1)) {
                 o.cp_mode = ContextMode::ulysses;

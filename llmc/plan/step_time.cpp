@@ -176,8 +176,7 @@ StepTime step_time(const Options& options, const ModelConfig& config, const Mesh
                    bool groups) {
     Machine of_run = machine;
     of_run.attention_per_second = attention_rate(options, config, machine);
-    // interleaved chunks take micro-batches in groups of pp
-    const bool in_groups = options.pp_schedule == PipelineKind::interleaved && mesh.pp > 1;
+    const bool in_groups = takes_groups(options.pipeline.kind) && mesh.pp > 1;
     const int m = options.micro_steps(), p = mesh.pp, least = in_groups ? p : 1;
     const int few = in_groups ? 2 * p : p + (p + 1) / 2, more = in_groups ? 3 * p : 2 * p + 1;
     const bool drawn = m > more + 1;

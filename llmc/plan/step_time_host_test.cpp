@@ -25,7 +25,7 @@ PlannedRun run_of(const Case& c, int micro_batches) {
     o.model = c.model;
     o.seq_len = 2048, o.micro_batch = 1;
     o.tp = c.tp, o.pp = c.pp, o.cp = c.cp, o.dp = c.dp, o.zero = c.zero, o.recompute = c.recompute;
-    o.pp_schedule = c.schedule, o.pp_chunks = c.chunks;
+    o.pipeline.kind = c.schedule, o.pipeline.chunks = c.chunks;
     o.startup.ranks = c.tp * c.pp * c.cp * c.dp;
     o.total_batch = std::int64_t{micro_batches} * c.dp * 2048;
     return planned_run(o);
@@ -41,7 +41,7 @@ Machine slowly_linked() {
 // Seconds of a step all of whose micro-batches are replayed, behind one of a single round.
 double replayed(const PlannedRun& run, Machine machine, bool in_launch_order = true) {
     machine.attention_per_second = attention_rate(run.options, run.config, machine);
-    const int first = run.options.pp_schedule == PipelineKind::interleaved ? run.mesh.pp : 1;
+    const int first = run.options.pipeline.kind == PipelineKind::interleaved ? run.mesh.pp : 1;
     const StepRecording recording =
         record_steps(run.options, run.config, run.mesh, machine.devices_per_node, {first, run.options.micro_steps()});
     virtual_clock::CostModel costs = costs_of(machine, recording.groups);

@@ -47,52 +47,20 @@ void check_context(const Options& o) {
 }
 
 void check_pipeline(const Options& o) {
-    const bool interleaved = o.pp_schedule == PipelineKind::interleaved;
-    refuse_if(o.pp_chunks > 1 && !interleaved,
-              text("--pp-chunks ", o.pp_chunks, ": a stage has one with --pp-schedule ", name_of(o.pp_schedule)),
-              "Give --pp-schedule interleaved, or leave --pp-chunks out.");
-    refuse_if(o.pp_chunks == 1 && interleaved, "--pp-schedule interleaved with --pp-chunks 1",
+    const bool interleaved = o.pipeline.kind == PipelineKind::interleaved;
+    refuse_if(o.pipeline.chunks == 1 && interleaved, "--pp-schedule interleaved with --pp-chunks 1",
               "Give --pp-chunks 2 or more; with one, 1f1b is the same with less memory.");
-    refuse_if(o.pp == 1 && o.pp_warmup > 0, text("--pp-warmup ", o.pp_warmup, " with --pp 1"),
-              "Give --pp 2 or more, or leave --pp-warmup out.");
     refuse_if(o.pp == 1 && interleaved, "--pp-schedule interleaved with --pp 1", "Give --pp 2 or more.");
-    refuse_if(o.pp_warmup > 0 && !warms_up(o.pp_schedule),
-              text("--pp-warmup ", o.pp_warmup, " with --pp-schedule ", name_of(o.pp_schedule)),
-              "Give --pp-schedule 1f1b or zb, or leave --pp-warmup out.");
 }
 
 void check_zero_group(const Options& o) {
-    refuse_if(o.zero == 0 && o.zero_group > 0 && o.local.every == 0,
-              text("--zero-group ", o.zero_group, " with --zero 0"),
-              "Give --zero 1, 2 or 3, which share something out, or leave --zero-group out.");
     refuse_if(o.zero_group == 1 && o.local.every == 0, "--zero-group 1: one rank shares nothing",
               "Give groups of two or more, or --zero 0.");
 }
 
-// Refuses options of a move where there is none.
-void check_without_local_steps(const Options& o) {
-    const LocalSteps by_default;
-    auto check = [](const std::string& flag, const std::string& value, const std::string& usual) {
-        refuse_if(value != usual, text(flag, " ", value, " without --local-steps"),
-                  text("Give --local-steps, or ", flag, " ", usual, ", which is the default."));
-    };
-    auto number = [](float value) { return formatted("%g", static_cast<double>(value)); };
-    check("--outer-lr", number(o.local.lr), number(by_default.lr));
-    check("--outer-momentum", number(o.local.momentum), number(by_default.momentum));
-    check("--outer-compression", std::string(name_of(o.local.compression)),
-          std::string(name_of(by_default.compression)));
-    check("--outer-fragments", text(o.local.fragments), text(by_default.fragments));
-    check("--outer-delay", text(o.local.delay), text(by_default.delay));
-    check("--outer-blend", number(o.local.blend), number(by_default.blend));
-}
-
 // Checks what replicas of local steps are.
 void check_local_steps(const Options& o) {
-    refuse_if(
-        o.local.compression != OuterCompression::topk && o.local.topk != LocalSteps{}.topk,
-        text("--outer-topk ", formatted("%g", static_cast<double>(o.local.topk)), " without --outer-compression topk"),
-        text("Give --outer-compression topk, or leave --outer-topk out."));
-    if (o.local.every == 0) return check_without_local_steps(o);
+    if (o.local.every == 0) return;
     const std::string given = text("--local-steps ", o.local.every);
     refuse_if(o.zero_group == 0, given + " without --zero-group",
               "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
@@ -101,7 +69,7 @@ void check_local_steps(const Options& o) {
     refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
               "The groups' weights are averaged in fp32: leave --master-weights out.");
     refuse_if(o.local.fragments > o.local.every, text(given, " --outer-fragments ", o.local.fragments),
-              "One fragment moves after a step: give at most as many as there are local steps.");
+              "One fragment takes its outer step after a step: give at most as many as there are local steps.");
     refuse_if(o.local.delay >= o.local.every, text(given, " --outer-delay ", o.local.delay),
               "Weights arrive before they leave again: give fewer steps than --local-steps.");
     refuse_if(
@@ -132,18 +100,6 @@ void check_staleness(const Options& o) {
 
 // Refuses what sums gradients another way than whole and once a step, over ranks that hold the same.
 void check_compression(const Options& o) {
-    const GradCompressionOptions by_default;
-    auto number = [](float value) { return formatted("%g", static_cast<double>(value)); };
-    refuse_if(
-        o.grad_compression.how != GradCompression::topk && o.grad_compression.topk != by_default.topk,
-        text("--grad-topk ", number(o.grad_compression.topk), " without --grad-compression topk"),
-        text("Give --grad-compression topk, or --grad-topk ", number(by_default.topk), ", which is the default."));
-    refuse_if(o.grad_compression.how != GradCompression::powersgd && o.grad_compression.rank != by_default.rank,
-              text("--grad-rank ", o.grad_compression.rank, " without --grad-compression powersgd"),
-              text("Give --grad-compression powersgd, or --grad-rank ", by_default.rank, ", which is the default."));
-    refuse_if(o.grad_compression.how == GradCompression::none && o.grad_compression.start != by_default.start,
-              text("--grad-compression-start ", o.grad_compression.start, " without --grad-compression"),
-              text("Give --grad-compression, or leave --grad-compression-start out."));
     refuse_if(
         o.max_steps > 0 && o.grad_compression.start >= o.max_steps,
         text("--grad-compression-start ", o.grad_compression.start, ": expected less than --max-steps = ", o.max_steps),
@@ -193,7 +149,7 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      list(64, false), "."));
 }
 
-// Checks what of the model moves in turns.
+// Checks the parts of the model that take their outer steps in turns.
 void check_fragments(const Options& o, const ModelConfig& config) {
     refuse_if(o.local.fragments > config.layers + 2,
               text("--outer-fragments ", o.local.fragments, ": the model has ", config.layers,
@@ -219,15 +175,15 @@ void check_experts(const Options& o, const ModelConfig& config) {
 }
 
 void check_layers(const Options& options, std::int64_t layers) {
-    const int pieces = options.pp * options.pp_chunks;
+    const int pieces = options.pp * options.pipeline.chunks;
     if (options.pp == 1 || layers >= pieces) return;
-    const std::int64_t most = layers / options.pp_chunks;
+    const std::int64_t most = layers / options.pipeline.chunks;
     throw Error(
         ErrorKind::usage,
-        options.pp_chunks == 1 ? text("--pp ", options.pp, ": a model of ", layers, " layers")
-                               : text("--pp ", options.pp, " x --pp-chunks ", options.pp_chunks, " = ", pieces,
-                                      " pieces of a model of ", layers, " layers"),
-        text("Every piece needs a layer: ", most > 1 || options.pp_chunks == 1
+        options.pipeline.chunks == 1 ? text("--pp ", options.pp, ": a model of ", layers, " layers")
+                                     : text("--pp ", options.pp, " x --pp-chunks ", options.pipeline.chunks, " = ",
+                                            pieces, " pieces of a model of ", layers, " layers"),
+        text("Every piece needs a layer: ", most > 1 || options.pipeline.chunks == 1
                                                 ? text("at most --pp ", std::max<std::int64_t>(1, most), " works.")
                                                 : text("give fewer --pp-chunks, or --pp-schedule 1f1b.")));
 }
@@ -235,7 +191,7 @@ void check_layers(const Options& options, std::int64_t layers) {
 }   // namespace
 
 PipelineShape pipeline_shape(const Options& options) {
-    return {options.pp_schedule, options.pp, options.micro_steps(), options.pp_chunks, options.pp_warmup};
+    return {options.pipeline.kind, options.pp, options.micro_steps(), options.pipeline.chunks, options.pipeline.warmup};
 }
 
 void check_layout(const Options& o) {
@@ -283,7 +239,7 @@ void add_pipeline(StageOptions& stage, const Options& of_run, const ModelConfig&
     const PipelineShape shape = pipeline_shape(options);
     const int index = stage.place.at.pp;
     stage.chunks = chunks_of_stage(config, shape, index, options.seq_len);
-    stage.in_flight = in_flight(schedule_of_stage(options, index), stage.chunks, stage.documents);
+    stage.in_flight = in_flight(schedule_of_stage(options, index), stage.chunks, stage.document_mask);
 }
 
 // Returns a line for people: the sets of activations, boundary buffers and memory of delayed gradients that the
@@ -453,7 +409,7 @@ void fit_to_ranks(Options& options, int dp) {
         "Leave --zero-group out, or give --ep 1.");
     refuse_if(options.local.compression != OuterCompression::none && options.zero_group >= dp * options.cp,
               text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
-                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in a move"),
+                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in an outer step"),
               "Give --outer-compression none, or start more ranks.");
     refuse_if(options.grad_compression.how != GradCompression::none && options.zero_group >= dp * options.cp,
               text("--grad-compression ", name_of(options.grad_compression.how), " --zero-group ", options.zero_group,

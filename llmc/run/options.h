@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "llmc/base/dtype.h"
-#include "llmc/kernels/attention/attention.h"
 #include "llmc/model/config.h"
 #include "llmc/model/memory/recompute.h"
+#include "llmc/model/stage/stage_options.h"
 #include "llmc/optim/batch_schedule.h"
 #include "llmc/optim/lr_schedule.h"
 #include "llmc/optim/optimizer_options.h"
@@ -57,13 +57,12 @@ inline const char* state_of(WhichWeights weights) { return weights == WhichWeigh
 
 inline constexpr std::int64_t kMostTokensOfStep = std::int64_t{1} << 40;
 
-struct Options : OptimizerOptions {
+struct Options : OptimizerOptions, StageChoices {
     // data
     std::string train_data = "data/tinyshakespeare/*train*.bin";   // pattern, or PATTERN:WEIGHT,... (mixture.h)
     std::string val_data = "data/tinyshakespeare/*val*.bin";       // as train_data
     std::string data_schedule;                                     // file with the mixture's phases; empty: none
     bool overfit_single_batch = false;
-    bool document_mask = false;     // documents of a sequence do not see each other
     bool boundary_loss = true;      // the last token of a document has a loss
     int samples_of = 0;             // step whose samples `data` shows
     std::int64_t inspect_at = -1;   // token from which on `data` shows text; -1: none
@@ -131,29 +130,18 @@ struct Options : OptimizerOptions {
     std::string metrics_host = "localhost";
 
     // numerics and memory
-    AttentionKind attention = AttentionKind::auto_;
-    DType grad_dtype = DType::fp32;
-    float z_loss = 0;
     bool tf32 = false;
     bool print_memory = false;            // llmc/plan/memory_plan.h
     std::optional<Recompute> recompute;   // none: auto, until recompute_that_fits (llmc/plan/memory_plan.h) has chosen
-    int gelu_fusion = 2;                  // 0: none, 1: in forward, 2: also in backward
     int matmul_tries = 0;                 // MatmulOptions::tries
-    bool force_balance = false;           // StageOptions::force_balance
-    float capacity_factor = 0;            // StageOptions::capacity_factor
     int zero = 0;                         // ZeRO stage
     int zero_group = 0;                   // ranks per ZeRO group, or replica of local steps; 0: all of dp x cp
     int pp = 1, cp = 1, tp = 1;           // ranks of pipeline, context and tensor parallelism
     int ep = 1;                           // ranks that share the experts
-    int ep_chunks = 4;                    // StageOptions::ep_chunks
-    PipelineKind pp_schedule = PipelineKind::one_f_one_b;
-    int pp_chunks = 1;               // per pipeline stage
-    int pp_warmup = 0;               // PipelineShape::warmup
-    int tp_chunks = 4;               // row chunks, whose collectives hide behind each other's matmuls
-    int comm_sms = 16;               // most multiprocessors for communication
-    int left_sms = -1;               // matmuls leave so many, once settled (multiprocessors_left); -1: comm_sms
-    bool sequence_parallel = true;   // tp ranks share the rows of the residual region
-    int dp = 0;                      // ranks of data parallelism; 0: unknown until fit_to_ranks sets it
+    PipelineOptions pipeline;
+    int comm_sms = 16;   // most multiprocessors for communication
+    int left_sms = -1;   // matmuls leave so many, once settled (multiprocessors_left); -1: comm_sms
+    int dp = 0;          // ranks of data parallelism; 0: unknown until fit_to_ranks sets it
 
     ContextMode cp_mode = ContextMode::ring;
     int cp_ulysses = 0;   // cp ranks per Ulysses group; 0: by the mode

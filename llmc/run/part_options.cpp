@@ -95,7 +95,7 @@ WorldOptions world_options(const Options& options) {
 
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at) {
-    StageOptions result;
+    StageOptions result{options};
     result.place.mesh = mesh, result.place.at = at;
     if (options.local.every > 0) {
         const Replica own = replica_of(mesh, at);
@@ -106,27 +106,18 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     const bool shares = group_size(copy, zero_axes) > 1 || (copy.ep > 1 && group_size(copy, holder_axes) > 1);
     result.place.zero_stage = shares ? options.zero : 0;   // a single rank keeps everything
     result.place.assigns_matrices = options.optimizer == OptimizerKind::muon;
-    result.tp_chunks = options.tp_chunks;
-    result.ep_chunks = options.ep_chunks;
     result.sequence_parallel = options.sequence_parallel && mesh.tp > 1;
     result.B = options.micro_batch;
     result.T = options.seq_len;
     for (std::int64_t length : options.shorter_lengths()) result.shorter_lengths.push_back(static_cast<int>(length));
-    result.documents = options.document_mask;
     result.ulysses = options.ulysses();
-    result.attention = options.attention;
     result.recompute = options.recompute.value();
-    result.gelu_fusion = options.gelu_fusion;
     result.matmul.allow_tf32 = options.tf32;
     result.matmul.tries = options.matmul_tries;
     const bool may_serve = sizeof(floatX) == sizeof(bf16) && options.matmul_tries != 1;
     result.matmul.own_kernels = may_serve ? OwnKernels::where_they_serve : OwnKernels::never;
     result.comm_sms = options.left_sms >= 0 ? options.left_sms : options.comm_sms;
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
-    result.grad_dtype = options.grad_dtype;
-    result.z_loss = options.z_loss;
-    result.force_balance = options.force_balance;
-    result.capacity_factor = options.capacity_factor;
     add_pipeline(result, options, config);
     return result;
 }

@@ -25,6 +25,7 @@
 struct OptionText {
     std::string name, value;     // long name, without dashes
     bool of_one_start = false;   // belongs to one start of the program, not to the run
+    bool is_default = false;     // not kept in files
     bool operator==(const OptionText&) const = default;
 };
 

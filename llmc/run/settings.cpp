@@ -27,7 +27,6 @@ private:
     std::string lines_;
 };
 
-std::string or_none(const std::string& value) { return value.empty() ? "none" : value; }
 std::string real(float value) { return formatted("%g", static_cast<double>(value)); }
 
 // Returns the share of parameters whose gradients travel compressed.
@@ -59,87 +58,33 @@ std::string travelling(const Options& o, const RunFacts& facts) {
     return "fp32";
 }
 
-void asked(Table& table, const Options& o, const RunFacts& facts) {
-    table.row("train data pattern", o.overfit_single_batch ? o.val_data + " (one batch)" : o.train_data);
-    table.row("val data pattern", o.val_data);
-    if (o.document_mask) {
-        table.row("documents", text("do not see each other", o.boundary_loss ? "" : ", no loss at their ends"));
-    }
-    table.row("output dir", or_none(o.output_dir));
-    table.row("micro batch size B", o.micro_batch);
-    table.row("sequence length T", o.seq_len);
-    if (!o.seq_len_schedule.empty()) table.row("cut from steps on to", o.seq_len_schedule);
+// Adds what options mean together, in words.
+void meaning(Table& table, const Options& o, const RunFacts& facts) {
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
-    table.row("total batch size", text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x B x T", over));
-    if (!o.batch_schedule.empty()) table.row("tokens from steps on", o.batch_schedule);
+    table.row("total batch size",
+              text(o.tokens_per_step(), " tokens = ", o.micro_steps(), " x ", o.micro_batch, " x ", o.seq_len, over));
     table.row("data-parallel ranks", o.data_ranks());
-    if (o.pp > 1) {
-        table.row("pipeline stages", text(o.pp, ", ", name_of(o.pp_schedule),
-                                          o.pp_chunks > 1 ? text(" x ", o.pp_chunks, " chunks") : std::string(),
-                                          o.pp_warmup > 0 ? text(", warm-up ", o.pp_warmup) : std::string()));
-    }
-    if (o.cp > 1) {
-        const std::string groups = o.cp_mode == ContextMode::hybrid ? text(", groups of ", o.ulysses()) : std::string();
-        table.row("context-parallel ranks", text(o.cp, ", ", name_of(o.cp_mode), groups));
-    }
-    if (o.tp > 1) {
-        table.row(
-            "tensor-parallel ranks",
-            text(o.tp, o.sequence_parallel ? ", sequence-parallel, " : ", all rows on each, ", o.tp_chunks, " chunks"));
-    }
-    if (o.ep > 1) {
-        table.row("expert-parallel ranks",
-                  text(o.ep, ", that each hold other experts, in at most ", o.ep_chunks, " chunks"));
-    }
-    const int zero_ranks = o.data_ranks() * o.cp;
-    const bool groups = o.zero_group > 0 && o.zero_group < zero_ranks;
+    const int zero_ranks = o.data_ranks() * o.cp, groups = o.zero_group > 0 ? zero_ranks / o.zero_group : 1;
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
-                            : groups ? text(o.zero, ", ", zero_ranks / o.zero_group, " groups of ", o.zero_group)
-                                     : text(o.zero));
-    if (o.local.every > 0) {
-        table.row("local steps",
-                  text(o.local.every, " of ", groups ? zero_ranks / o.zero_group : 1, " groups, outer rate ",
-                       real(o.local.lr), ", momentum ", real(o.local.momentum), ", compression ",
-                       name_of(o.local.compression),
-                       o.local.compression == OuterCompression::topk ? text(" of ", 100 * o.local.topk, "%") : ""));
-        if (o.local.fragments > 1 || o.local.has_flights()) {
-            table.row("moves", text(o.local.fragments, " fragments in turns, ", o.local.delay,
-                                    " steps on their way, own weights count ", real(o.local.blend)));
-        }
-    }
+                            : groups > 1                  ? text(o.zero, ", ", groups, " groups of ", o.zero_group)
+                                                          : text(o.zero));
     if (o.grad_compression.how != GradCompression::none) {
-        table.row(groups ? "between groups gradients travel in" : "gradients travel in", travelling(o, facts));
+        table.row(groups > 1 ? "between groups gradients travel in" : "gradients travel in", travelling(o, facts));
         const int before = steps_before_compression(o.grad_compression, facts.max_steps);
         if (before > 0) table.row("so after steps", before);
     }
-    if (o.staleness > 0) table.row("staleness", "each step applies the gradients of the step before");
-    table.row("optimizer", name_of(o.optimizer));
-    table.row("LR schedule", o.schedule == ScheduleKind::wsd && o.decay_steps > 0
-                                 ? text("wsd, decay over ", o.decay_steps, " steps")
-                                 : std::string(name_of(o.schedule)));
-    table.row("learning rate (LR)", real(o.lr));
+    table.row("learning rate", text("peak ", real(o.lr), ", ", name_of(o.schedule)));
     if (o.lr_batch > 0 || !o.batch_schedule.empty()) {
         table.row("LR follows the batch", text(name_of(o.lr_scaling), ", 1 at ", o.tokens_of_lr(), " tokens"));
     }
-    table.row("warmup steps", o.warmup);
-    table.row("final LR fraction", real(o.final_lr_frac));
-    table.row("weight decay", real(o.weight_decay));
-    if (o.z_loss > 0) table.row("z-loss", real(o.z_loss));
-    if (o.capacity_factor > 0) table.row("expert capacity", text(real(o.capacity_factor), " x an even share"));
-    if (o.force_balance) table.row("choice of experts", "in turn, for measuring alone");
-    table.row("gradient clipping", real(o.grad_clip));
-    if (o.ema > 0) table.row("average of weights", real(o.ema));
-    table.row("skip update loss z", real(o.skip_loss_z));
-    table.row("skip update norm z", real(o.skip_norm_z));
-    table.row("validate every", o.val_every);
-    table.row("validation sequences", o.val_max_batches);
-    table.row("sample every", o.sample_every);
-    table.row("master weights", o.master_weights ? "enabled" : "disabled");
-    table.row("gradient type", name_of(o.grad_dtype));
     table.row("recompute", name_of(o.recompute));
-    table.row("GELU fusion", o.gelu_fusion);
-    table.row("algorithms to try", o.matmul_tries);
-    table.row("seed", o.seed);
+}
+
+// Options that have another value than by default, under their own names.
+void given(Table& table, const std::vector<OptionText>& options) {
+    for (const OptionText& option : options) {
+        if (!option.is_default) table.row(("--" + option.name).c_str(), option.value.empty() ? "none" : option.value);
+    }
 }
 
 void found(Table& table, const Options& o, const RunFacts& f) {
@@ -179,11 +124,13 @@ void found(Table& table, const Options& o, const RunFacts& f) {
 
 }   // namespace
 
-std::string settings_table(const Options& options, const RunFacts& facts) {
+std::string settings_table(const Options& options, const std::vector<OptionText>& texts, const RunFacts& facts) {
     Table table;
     table.row("Parameter", "Value");
     table.rule();
-    asked(table, options, facts);
+    meaning(table, options, facts);
+    table.rule();
+    given(table, texts);
     table.rule();
     found(table, options, facts);
     return table.lines();

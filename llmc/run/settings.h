@@ -9,6 +9,7 @@
 #include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/options.h"
+#include "llmc/run/run_record.h"
 
 struct RunFacts {
     std::string device_name;
@@ -22,7 +23,8 @@ struct RunFacts {
     int max_steps;
 };
 
-std::string settings_table(const Options& options, const RunFacts& facts);
+// `texts`: the run's options; those at their defaults are left out.
+std::string settings_table(const Options& options, const std::vector<OptionText>& texts, const RunFacts& facts);
 
 // Tells whether --grad-compression saves time, from times without other work: what is hidden behind computation as it
 // is costs nothing, so it pays if it is faster, by no more than what is not hidden.

@@ -67,11 +67,11 @@ public:
     void begin_trial() { compress(false); }
     void end_trial() { compress(true); }
 
-    // Updates the parameters by the rule of --optimizer, and after the last of some local steps moves replicas
-    // together. Steps count from 1. Leaves the update out if the norm or the loss is not finite.
+    // Updates the parameters by the rule of --optimizer, and after the last of some local steps takes the outer step of
+    // all replicas. Steps count from 1. Leaves the update out if the norm or the loss is not finite.
     void update(int step, float learning_rate);
 
-    // Takes the place of update() for a step whose update the caller leaves out: replicas still move together.
+    // Takes the place of update() for a step whose update the caller leaves out: replicas still take their outer step.
     void skip_update(int step);
 
     // Waits for the step's work and returns its result.

@@ -43,14 +43,15 @@ void check_total_batch(const Options& o) {
 
 void check_micro_batches(const Options& o, const char* flag) {
     const std::int64_t unit = o.tokens_per_micro_step(), m = o.tokens_per_step() / unit, p = o.pp;
-    const std::int64_t most = kMostMicroBatches / (p * o.pp_chunks);
+    const std::int64_t most = kMostMicroBatches / (p * o.pipeline.chunks);
     refuse_if(m > most,
               text(flag, o.tokens_per_step(), ": ", m, " micro-batches of ", unit,
                    " tokens in a step, expected at most ", most),
               text(flag, most * unit, " is the largest that works; or raise --micro-batch."));
     const std::int64_t below = m / p * p, above = below + p;
-    refuse_if(o.pp_schedule == PipelineKind::interleaved && m != below,
-              text("--pp-schedule interleaved: a step of ", m, " micro-batches, expected a multiple of --pp ", p),
+    refuse_if(takes_groups(o.pipeline.kind) && m != below,
+              text("--pp-schedule ", name_of(o.pipeline.kind), ": a step of ", m,
+                   " micro-batches, expected a multiple of --pp ", p),
               below > 0 ? text(flag, below * unit, " and ", above * unit, " are nearest.")
                         : text(flag, above * unit, " is the smallest that works."));
 }

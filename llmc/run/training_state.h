@@ -35,7 +35,7 @@ struct RunState {
     OptimizerKind optimizer = OptimizerKind::adamw;
     int moments_began = 0;              // step after which the moments were zero: Optimizer::begins_after
     int compressed_from = 0;            // step from which on gradients are compressed; 0: none was yet
-    std::vector<int> outer_left = {};   // OuterStep::left; empty: nothing is on its way between replicas
+    std::vector<int> outer_left = {};   // OuterStep::left; empty: nothing travels between replicas
     std::vector<float> router_bias = {};
 };
 

@@ -71,7 +71,7 @@ public:
         options.T = layout.seq_len;
         options.ulysses = layout.ulysses;
         if (world != nullptr) options.groups = stage_groups(*world, layout.ulysses);
-        options.documents = layout.masks_documents();
+        options.document_mask = layout.masks_documents();
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
         options.capacity_factor = layout.capacity_factor;
@@ -83,10 +83,10 @@ public:
         }
         if (layout.pipe.stages > 1) {
             options.chunks = chunks_of_stage(model(layout), layout.pipeline(), at.pp, layout.seq_len);
-            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks, options.documents);
+            InFlight& most = options.in_flight = in_flight(schedule(layout, at), options.chunks, options.document_mask);
             for (const std::vector<PipelineSchedule>& lists : layout.more_schedules) {
-                most =
-                    most_of(most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks, options.documents));
+                most = most_of(
+                    most, in_flight(lists[static_cast<std::size_t>(at.pp)], options.chunks, options.document_mask));
             }
         }
         options.place = {layout.mesh(), at, layout.zero, layout.optimizer == OptimizerKind::muon};

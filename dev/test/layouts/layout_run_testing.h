@@ -117,8 +117,8 @@ inline Options options_of(const Layout& layout, const std::string& output) {
     options.checkpoint_every = 4;
     options.zero = layout.zero;
     options.pp = layout.pp;
-    options.pp_schedule = layout.schedule;
-    options.pp_chunks = layout.pp_chunks;
+    options.pipeline.kind = layout.schedule;
+    options.pipeline.chunks = layout.pp_chunks;
     options.recompute = layout.recompute;
     options.master_weights = layout.master_weights;
     options.tp = layout.tp;
@@ -228,7 +228,7 @@ private:
     static TrainingGroups groups_of(World* world, const Options& options) {
         if (world == nullptr) return {};
         if (world->ranks() == 1) return {world->all(), world->all(), world->all()};
-        return training_groups(*world, model_config(options), options.pp_chunks, options.local.every > 0);
+        return training_groups(*world, model_config(options), options.pipeline.chunks, options.local.every > 0);
     }
     static ModelConfig model_config(const Options& o) {
         ModelConfig config = custom_model_config(o.layers, 2, 32, T, o.vocab_size > 0 ? o.vocab_size : vocab);
@@ -237,7 +237,7 @@ private:
     }
     static StageOptions stage_options(const Options& o, const RankLayout& place, World* world = nullptr,
                                       ExpertRanks* expert_ranks = nullptr) {
-        StageOptions result;
+        StageOptions result{o};
         result.sequence_parallel = o.sequence_parallel && place.mesh.tp > 1;
         result.B = o.micro_batch;
         result.T = o.seq_len;
@@ -249,7 +249,6 @@ private:
             result.replica = own.number, result.replicas = own.replicas;
         }
         result.recompute = o.recompute.value_or(Recompute::gelu);
-        result.documents = o.document_mask;
         add_pipeline(result, o, model_config(o));
         result.ulysses = o.ulysses();
         if (world != nullptr) result.groups = stage_groups(*world, result.ulysses);

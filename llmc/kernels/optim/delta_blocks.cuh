@@ -1,8 +1,8 @@
-// Compresses what replicas of local steps exchange: of each element the way from where they set out to its weight, in
+// Compresses what replicas of local steps exchange: the delta of each element since the last outer step, in
 // blocks of 8 or 2 bits (rounded_blocks.cuh).
 //
 // A block is of the type Int8Block or Int2Block. What rounding leaves out of a block is kept, and added to the
-// element's next way. All is computed in a fixed order, so replicas that have the same blocks come to the same bits.
+// element's next delta. All is computed in a fixed order, so replicas that have the same blocks come to the same bits.
 #pragma once
 
 #include "llmc/kernels/optim/rounded_blocks.cuh"

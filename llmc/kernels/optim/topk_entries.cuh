@@ -21,16 +21,16 @@ inline void pick_largest(TopkEntry* entries, const TopkChunks& how, float* error
                          cudaStream_t stream);
 
 // Likewise of begin - weights + momentum error: how far weights went, and what was left out of that before.
-inline void pick_largest_ways(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
-                              const float* begin, float momentum, cudaStream_t stream);
+inline void pick_largest_deltas(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
+                                const float* begin, float momentum, cudaStream_t stream);
 
 // Writes to sum, (shard), the sum of one shard's entries of all ranks, in their order, where rank r's begin at
 // r * stride.
 inline void add_entries(float* sum, const TopkEntry* received, int ranks, const TopkChunks& how, cudaStream_t stream);
 
 // Writes begin - the mean of the entries of all ranks to weights, likewise.
-inline void go_mean_way(float* weights, const float* begin, const TopkEntry* received, int ranks, const TopkChunks& how,
-                        cudaStream_t stream);
+inline void add_mean_delta(float* weights, const float* begin, const TopkEntry* received, int ranks,
+                           const TopkChunks& how, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ inline void pick_largest(TopkEntry* entries, const TopkChunks& how, float* error
            GradientAndError{gradient, error});
 }
 
-inline void pick_largest_ways(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
-                              const float* begin, float momentum, cudaStream_t stream) {
+inline void pick_largest_deltas(TopkEntry* entries, const TopkChunks& how, float* error, const float* weights,
+                                const float* begin, float momentum, cudaStream_t stream) {
     if (how.shard == 0) return;
     Launch where = picking(entries, how, error, stream);
     const std::int64_t bytes = how.shards * how.shard * static_cast<std::int64_t>(sizeof(float));
@@ -174,8 +174,8 @@ inline void add_entries(float* sum, const TopkEntry* received, int ranks, const 
     launch(add_entries_kernel<kTopkThreads, StoreSum>, where, StoreSum{sum}, received, ranks, how);
 }
 
-inline void go_mean_way(float* weights, const float* begin, const TopkEntry* received, int ranks, const TopkChunks& how,
-                        cudaStream_t stream) {
+inline void add_mean_delta(float* weights, const float* begin, const TopkEntry* received, int ranks,
+                           const TopkChunks& how, cudaStream_t stream) {
     if (how.shard == 0) return;
     Launch where = adding(received, ranks, how, stream);
     where.reads(begin, how.shard * sizeof(float)).writes(weights, how.shard * sizeof(float));

@@ -11,7 +11,7 @@ Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, in
     const TensorSpec shard = tp_shard_of(tensor, storage.place().mesh.tp);
     out_ = static_cast<int>(shard.rows);
     in_ = static_cast<int>(shard.cols);
-    const bool adds_bias = tensor.cut != TensorCut::columns || storage.place().at.tp == 0;
+    const bool adds_bias = tensor.cut != TensorCut::row_parallel || storage.place().at.tp == 0;
     if (bias >= 0 && adds_bias) bias_ = parameters.tensor(bias);
 }
 

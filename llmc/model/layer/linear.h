@@ -1,7 +1,7 @@
 // A linear layer of this rank, out = in weight^T + bias, and its part of tensor parallelism (tp_region.h).
 //
-// Sizes are those of this rank's tp shard: a layer cut by rows (Megatron's column parallel) makes some of the outputs,
-// one cut by columns (row parallel) a part of every sum. The bias of the latter is added by tp rank 0 alone, so that
+// Sizes are those of this rank's tp shard: a column-parallel layer makes some of the outputs, a
+// row-parallel one a part of every sum. The bias of the latter is added by tp rank 0 alone, so that
 // the sum over ranks has it once. A layer that is not cut makes whole outputs of the rows it is given.
 #pragma once
 

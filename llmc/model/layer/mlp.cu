@@ -16,10 +16,10 @@ std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     if (config.gated()) gate_and_up = {F, F};
     std::vector<ParamRow> rows;
     Linear::add_parameters(rows, config, "mlp.c_fc",
-                           {.rows = fc, .cols = C, .cut = TensorCut::rows, .blocks = gate_and_up},
-                           {.rows = fc, .cut = TensorCut::rows, .blocks = gate_and_up}, false);
-    Linear::add_parameters(rows, config, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::columns}, {.rows = C},
-                           true);
+                           {.rows = fc, .cols = C, .cut = TensorCut::column_parallel, .blocks = gate_and_up},
+                           {.rows = fc, .cut = TensorCut::column_parallel, .blocks = gate_and_up}, false);
+    Linear::add_parameters(rows, config, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::row_parallel},
+                           {.rows = C}, true);
     return rows;
 }
 

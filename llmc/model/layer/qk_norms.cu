@@ -21,7 +21,7 @@ std::vector<ParamRow> QkNorms::parameters(const ModelConfig& config) {
         TensorSpec tensor{.rows = config.head_size(), .partial = {Axis::tp}, .always_partial = true};
         if (config.qk_norm == QkNorm::row) {
             const std::int64_t channels = heads * config.head_size();
-            tensor = {.rows = channels, .cut = TensorCut::rows, .blocks = {channels}};
+            tensor = {.rows = channels, .cut = TensorCut::column_parallel, .blocks = {channels}};
             if (config.kv_heads() < config.heads) tensor.heads = {heads};
         }
         return ParamRow{.name = name, .tensor = std::move(tensor), .init = Init::ones};

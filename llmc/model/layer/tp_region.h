@@ -2,8 +2,8 @@
 // Shoeybi et al., "Megatron-LM", 2019; sequence parallelism: Korthikanti et al., "Reducing activation recomputation in
 // large transformer models", 2022.
 //
-// A linear layer cut by rows (Megatron's column parallel) reads all rows and makes some columns; one cut by columns
-// (row parallel) makes this rank's part of a sum. Between a row-parallel layer and the next column-parallel one is the
+// A column-parallel linear layer reads all rows and makes some columns; a row-parallel one makes this rank's part of a
+// sum. Between a row-parallel layer and the next column-parallel one is the
 // residual region, where each tp rank has all rows, or under sequence parallelism some of them:
 //
 //   residual region   embedding's output, norms, residual stream             RankSizes::residual_rows() rows

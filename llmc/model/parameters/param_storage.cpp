@@ -115,7 +115,7 @@ std::int64_t ParamStorage::unit_elements(const UnitLayout& unit, StateKind state
     return shards(state) ? unit.kept : unit.padded;
 }
 
-// Padding rows are the last ones of a tensor that is cut by rows.
+// Padding rows are the last ones of a tensor that is not row parallel.
 std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorLayout& tensor, StateKind state) const {
     const ParamInfo& param = table_[tensor.param];
     const std::int64_t end = param.exported_elements();
@@ -123,7 +123,7 @@ std::vector<OwnedRange> ParamStorage::exported_ranges(const TensorLayout& tensor
     if (end == param.tensor.elements()) return ranges;
     std::erase_if(ranges, [&](const OwnedRange& range) { return range.global.first >= end; });
     for (OwnedRange& range : ranges) {
-        ENSURE(range.global.length == 0, param.name, " has padding rows and is cut by columns");
+        ENSURE(range.global.length == 0, param.name, " has padding rows and is row parallel");
         range.length = std::min(range.length, end - range.global.first);
     }
     return ranges;

@@ -29,6 +29,13 @@ void check_options(const ModelConfig& config, const StageOptions& options) {
     }
 }
 
+// Returns options without sequence parallelism where there are no ranks for it.
+StageOptions settled(StageOptions options) {
+    const bool shares = options.place.mesh.tp > 1 || options.groups.tp != nullptr;
+    options.sequence_parallel = options.sequence_parallel && shares;
+    return options;
+}
+
 StageUnits units_of(const std::vector<Chunk>& chunks) {
     StageUnits units{{}, false, false};
     for (const Chunk& chunk : chunks) {
@@ -51,13 +58,13 @@ Gradients make_gradients(const StageOptions& options, Arena& arena, const ParamS
 
 Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream)
     : config_(config),
-      options_(options),
+      options_(settled(options)),
       stream_(stream),
       matmul_(arena, options.matmul),
-      tp_(options.groups.tp, options.sequence_parallel, options.tp_chunks, arena, stream),
+      tp_(options.groups.tp, options_.sequence_parallel, options.tp_chunks, arena, stream),
       vocabulary_(options.groups.tp, arena, stream),
       router_bias_(config, arena, stream) {
-    check_options(config, options);
+    check_options(config, options_);
     if (options_.chunks.empty()) options_.chunks.push_back({{0, config.layers}, true, true});
     storage_ = std::make_unique<ParamStorage>(ParamTable(config), options.place, units_of(options_.chunks));
     parameters_ = ModelState<floatX>(arena, "parameters", *storage_, StateKind::parameters);
@@ -98,7 +105,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
         expert_totals_ = ExpertTotalsMemory(config, options, arena);
         begin_expert_totals();
         // without sequence parallelism tp ranks have the same tokens: the first one counts them
-        if (options.sequence_parallel || options.place.at.tp == 0) {
+        if (options_.sequence_parallel || options.place.at.tp == 0) {
             tools_->expert_totals = expert_totals_.addresses();
         }
     }
@@ -115,7 +122,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 
 RankSizes Stage::sizes_of(int B, int T) const {
     RankSizes sizes = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
-    sizes.documents = options_.documents;
+    sizes.documents = options_.document_mask;
     return sizes;
 }
 
@@ -202,11 +209,11 @@ void Stage::gradients_ready(int slot, bool at_once) {
 
 bool Stage::forward_reads_batch(int chunk_index, Purpose purpose) const {
     const Chunk& what = chunk(chunk_index);
-    return options_.documents || what.embedding || (what.head && purpose == Purpose::loss);
+    return options_.document_mask || what.embedding || (what.head && purpose == Purpose::loss);
 }
 
 bool Stage::backward_reads_batch(int chunk_index) const {
-    return options_.documents || chunk(chunk_index).embedding || chunk(chunk_index).head;
+    return options_.document_mask || chunk(chunk_index).embedding || chunk(chunk_index).head;
 }
 
 ForwardPass Stage::training_pass(const Batch& batch) const {

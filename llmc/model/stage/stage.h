@@ -66,7 +66,8 @@ public:
     ContextCut context() const { return {options_.place.mesh.cp, options_.ulysses, options_.place.at.cp}; }
     std::vector<TokenRange> token_ranges() const { return ::token_ranges(context(), options_.T); }   // per sequence
     std::size_t attended_tokens() const {   // elements of MicroBatch::starts; 0 unless documents are masked
-        return options_.documents ? static_cast<std::size_t>(tokens()) * static_cast<std::size_t>(options_.ulysses) : 0;
+        return options_.document_mask ? static_cast<std::size_t>(tokens()) * static_cast<std::size_t>(options_.ulysses)
+                                      : 0;
     }
     // Runs micro-batches of another shape in the same memory, until changed again (sampling): at most as many tokens as
     // the stage was made for.

@@ -17,27 +17,32 @@ struct StageGroups {
     Communicator *ring = nullptr, *ulysses = nullptr;   // parts of every sequence (ContextCut)
 };
 
-struct StageOptions {
+// Options of a stage that a run is given by name: what is added here needs a row in option_table.cpp, and no other line
+// on its way to the stage.
+struct StageChoices {
+    AttentionKind attention = AttentionKind::auto_;
+    bool document_mask = false;       // attention is masked between documents; batches say where these begin
+    int gelu_fusion = 2;              // GELU in the ends of matmuls. 0: none, 1: in forward, 2: also in backward
+    DType grad_dtype = DType::fp32;   // or bf16, if parameters are
+    float z_loss = 0;                 // Classifier::z_loss of training's losses
+    bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone
+    float capacity_factor = 0;        // in training (capacity.cuh); 0: experts take all tokens
+    bool sequence_parallel = true;    // tp ranks share the rows of the residual region
+    int tp_chunks = 4;                // chunks of rows in forward: one's collective hides behind the next one's matmul
+    int ep_chunks = 4;                // chunks of a rank's experts: one's rows travel while another's are worked on
+};
+
+struct StageOptions : StageChoices {
     int B = 4;                               // sequences of a micro-batch
     int T = 1024;                            // tokens of a whole sequence, at most max_seq_len
     std::vector<int> shorter_lengths = {};   // into which sequences of T tokens are cut in some steps; they divide T
-    AttentionKind attention = AttentionKind::auto_;
     Recompute recompute = Recompute::none;
-    int gelu_fusion = 2;       // as in StageTools
     int classifier_rows = 0;   // rows of logits that exist at once; 0: chosen so that they take at most 2.25 GiB
-    float z_loss = 0;          // Classifier::z_loss of training's losses
     MatmulOptions matmul = {};
     int comm_sms = 0, link_sms = 0;   // multiprocessors that matmuls leave to collectives, and links of a pipeline
-    DType grad_dtype = DType::fp32;   // or bf16, if parameters are
     bool backward = true;             // false: only forward passes, and no memory for anything else
-    bool sequence_parallel = false;   // tp ranks share the rows of the residual region
-    int tp_chunks = 1;                // chunks of rows in forward: one's collective hides behind the next one's matmul
-    int ep_chunks = 1;                // chunks of a rank's experts: one's rows travel while another's are worked on
-    bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone
-    float capacity_factor = 0;        // in training (capacity.cuh); 0: experts take all tokens
     RankLayout place = {};            // which part of the model this rank keeps; by default all of it
     int replica = 0, replicas = 1;   // with local steps: number of the model that `place` is of, and how many there are
-    bool documents = false;          // attention is masked between documents; batches say where these begin
     int ulysses = 1;                 // cp ranks of a group that exchanges heads for tokens (context_cut.h)
     std::vector<Chunk> chunks = {};   // in the order of the model; empty: one chunk with everything
     InFlight in_flight = {};

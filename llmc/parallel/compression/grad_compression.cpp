@@ -35,10 +35,10 @@ LowRank low_rank_of(const TensorSpec& tensor, const MeshShape& mesh, int rank) {
 }
 
 TensorSpec right_factor_of(const TensorSpec& tensor, const MeshShape& mesh, int rank) {
-    const bool by_columns = tensor.cut == TensorCut::columns;
+    const bool by_columns = tensor.cut == TensorCut::row_parallel;
     const std::int64_t rows = low_rank_of(tensor, mesh, rank).count * rank;
     if (by_columns || mesh.tp == 1) {
-        return {.rows = rows, .cols = tensor.cols, .cut = by_columns ? TensorCut::columns : TensorCut::none};
+        return {.rows = rows, .cols = tensor.cols, .cut = by_columns ? TensorCut::row_parallel : TensorCut::none};
     }
-    return {.rows = rows * mesh.tp, .cols = tensor.cols, .cut = TensorCut::rows};
+    return {.rows = rows * mesh.tp, .cols = tensor.cols, .cut = TensorCut::column_parallel};
 }

@@ -15,7 +15,7 @@ struct TestModel {
 
     static StageOptions options(AttentionKind asked, bool documents) {
         StageOptions result;
-        result.documents = documents;
+        result.document_mask = documents;
         result.B = 2, result.T = 32, result.attention = asked;
         return result;
     }

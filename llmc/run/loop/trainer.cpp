@@ -41,7 +41,7 @@ void Trainer::restore(const RunState& state) {
     const bool dropped = outer != nullptr ? !outer->restore(state.outer_left) : !state.outer_left.empty();
     if (dropped) {
         parts_.log.line("local steps: what was on its way between the groups is left out%s",
-                        outer != nullptr ? "; it goes along when weights move the next time" : "");
+                        outer != nullptr ? "; it is sent with the next outer step" : "");
     }
     parts_.step.stage().router_bias().set(state.router_bias);
 }
