@@ -100,32 +100,51 @@ def write(path, seed):
     pathlib.Path(path).write_text("[\n" + lines + "\n]\n")
 
 
+def decoded_documents(tokenizer, ids, end):
+    """Decodes what lies between the tokens `end` each by itself."""
+    documents, end_id = [[]], tokenizer.token_to_id(end)
+    for token in ids:
+        documents.append([]) if token == end_id else documents[-1].append(token)
+    return end.join(tokenizer.decode(document, skip_special_tokens=False) for document in documents)
+
+
+def compare_texts(program, case, texts, special, end=None):
+    """Returns what differs between `tokenize`'s ids and the package's; if `end`, which separates documents, is given, also
+    between the texts into which both decode them."""
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(case))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        (folder / "tokenizer.json").write_text(json.dumps(case))
+        (folder / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        subprocess.run([program, "--tokenizer", folder / "tokenizer.json", "--output", folder / "out", "--quiet",
+                        "--special", "encode" if special else "ordinary", folder / "texts.jsonl"],
+                       check=True, stdout=subprocess.DEVNULL)
+        shard = (folder / "out" / "train_000000.bin").read_bytes()
+        again = tokenizers.Tokenizer.from_file(str(folder / "out" / "tokenizer.json"))
+        decoded = subprocess.run([program, "--decode", folder / "out"], check=True, stdout=subprocess.PIPE).stdout
+    ids, at, expected = array.array("H", shard[1024:]), 0, []
+    for number, text in enumerate(texts):
+        theirs = ids_of(tokenizer, text, special)
+        ours = list(ids[at + 1:at + 1 + len(theirs)])
+        written = ids_of(again, text, special)
+        if ours != theirs or written != theirs:
+            return f"text {number} {text!r}\n  tokenizers {theirs}\n  tokenize   {ours}\n  written    {written}"
+        expected.append(decoded_documents(tokenizer, theirs, end) if end else "")
+        at += 1 + len(theirs)
+    if at != len(ids):
+        return f"{len(ids) - at} ids too many"
+    if end and decoded.decode() != "".join(end + text for text in expected):
+        return f"decoded: {decoded.decode()!r}\n  tokenizers {''.join(end + text for text in expected)!r}"
+    return None
+
+
 def compare(args):
     for (name, case), special in itertools.product(cases().items(), (True, False)):
         texts = list(texts_of(case, args.texts, random.Random(args.seed)))
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(case))
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = pathlib.Path(temporary)
-            (folder / "tokenizer.json").write_text(json.dumps(case))
-            (folder / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-            subprocess.run([args.tokenize, "--tokenizer", folder / "tokenizer.json", "--output", folder / "out", "--quiet",
-                            "--special", "encode" if special else "ordinary", folder / "texts.jsonl"],
-                           check=True, stdout=subprocess.DEVNULL)
-            shard = (folder / "out" / "train_000000.bin").read_bytes()
-            again = tokenizers.Tokenizer.from_file(str(folder / "out" / "tokenizer.json"))
-        ids, at = array.array("H", shard[1024:]), 0
-        for number, text in enumerate(texts):
-            theirs = ids_of(tokenizer, text, special)
-            ours = list(ids[at + 1:at + 1 + len(theirs)])
-            written = ids_of(again, text, special)
-            if ours != theirs or written != theirs:
-                print(f"{name}: text {number} {text!r}\n  tokenizers {theirs}\n  tokenize   {ours}\n  written    {written}")
-                return 1
-            at += 1 + len(theirs)
-        if at != len(ids):
-            print(f"{name}: {len(ids) - at} ids too many")
+        differs = compare_texts(args.tokenize, case, texts, special)
+        print(f"{name}, special tokens {'found' if special else 'as text'}: {len(texts)} texts: {differs or 'no difference'}")
+        if differs:
             return 1
-        print(f"{name}, special tokens {'found' if special else 'as text'}: {len(texts)} texts, {len(ids)} ids: no difference")
     return 0
 
 

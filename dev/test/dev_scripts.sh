@@ -59,6 +59,8 @@ has tiktoken tokenizers && runs 'no difference' python3 dev/reference/tokenizers
     --json "$work/words/tokenizer.json" --mb 0.05
 script=added_tokens.py
 has tokenizers && runs 'few, special tokens as text.*no difference' python3 dev/reference/added_tokens.py --tokenize "$tokenize" --texts 300
+script=sentencepiece_tokenizers.py
+has tokenizers && runs 'no difference' python3 dev/reference/sentencepiece_tokenizers.py --tokenize "$tokenize" --tokenizers 20 --texts 100
 script=split_patterns.py
 has tokenizers && runs '^0 differ' python3 dev/reference/split_patterns.py --tokenize "$tokenize" --patterns 150 --every 97
 script=unicode_classes.py

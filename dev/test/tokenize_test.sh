@@ -255,11 +255,11 @@ edited learned/tokenizer.json 's/"#": 2,/"#": "two",/' '"two"' "(/model/vocab/#)
 edited learned/tokenizer.json 's/"#": 2,/"#": 1 ,/' '1 ,' "(/model/vocab/#): id 1 is given twice" "${encode[@]}" edited.json
 edited learned/tokenizer.json 's/"model": {/"modell": {/' '{' "(): not as in a tokenizer.json" "${encode[@]}" edited.json
 edited learned/tokenizer.json 's/"normalizer": null/"normalizer": {"type": "NFKC"}/' '{"type": "NFKC"}' "(/normalizer): normalizer NFKC is not supported" "${encode[@]}" edited.json
-edited learned/tokenizer.json 's/"byte_fallback": false/"byte_fallback": true /' 'true ,' "(/model/byte_fallback): only byte-level BPE is supported, not SentencePiece's" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"byte_fallback": false/"byte_fallback": true /' 'true ,' "(/model/byte_fallback): byte_fallback beside a ByteLevel step is not supported" "${encode[@]}" edited.json
 printf '\n\016\n\005<unk>' >tokenizer.model
 bad tokenizer.model "offset 0: a SentencePiece model, which is not supported" "${encode[@]}" tokenizer.model
 edited learned/tokenizer.json 's/"id": 299/"id": -299/' '-299' "(/added_tokens/0/id): not a token id" "${encode[@]}" edited.json
-edited learned/tokenizer.json 's/"type": "ByteLevel"/"type": "Metaspace"/;s/"pre_tokenizer": {/& /' '{ ' "(/pre_tokenizer): a step of type Metaspace" "${encode[@]}" edited.json
+edited learned/tokenizer.json 's/"type": "ByteLevel"/"type": "Whitespace"/;s/"pre_tokenizer": {/& /' '{ ' "(/pre_tokenizer): a step of type Whitespace" "${encode[@]}" edited.json
 printf '#version: 0.2\n' >vocab.bpe
 echo '{"!": 0, "\"": 7}' >encoder.json
 bad encoder.json "offset 15: token '\"' does not have the id 1" "${encode[@]}" vocab.bpe

@@ -64,9 +64,12 @@ std::vector<std::string> shards_of(const std::string& path, const std::string& s
 
 void decode_shards(const Tokenizer& tokenizer, const std::vector<std::string>& shards,
                    const std::function<void(const std::string&)>& write) {
+    DocumentDecoder decoder(tokenizer);
     for (const std::string& path : shards) {
         TokenFile(real_files(), path).for_each_block(tokenizer.vocab_size(), [&](std::span<const std::int32_t> block) {
-            write(tokenizer.decode(block.data(), block.size()));
+            std::string text;
+            decoder.decode(block.data(), block.size(), text);
+            write(text);
         });
     }
 }

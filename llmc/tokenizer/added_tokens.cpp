@@ -102,11 +102,11 @@ const TokenFinder::Token* TokenFinder::longest_at(std::string_view text) const {
 
 AddedTokens::AddedTokens(const TokenizerData& data) : data_(data) {
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
-        if (!data.is_special[id] || data.tokens[id].empty()) continue;
+        if (!data.is_special[id] || data.spelling(id).empty()) continue;
         const bool normal = data.rules_of(id).normalized;
         std::string storage;
         const std::string_view bytes =
-            normal && data.pattern.nfc ? to_nfc(data.tokens[id], storage) : std::string_view(data.tokens[id]);
+            normal ? normalized(data.pattern, data.spelling(id), storage) : std::string_view(data.spelling(id));
         (normal ? normal_ : as_is_).add(std::string(bytes), id);
         if (data.is_special[id] != 1) some_not_special_[normal ? 1 : 0] = true;
     }
@@ -153,7 +153,7 @@ void AddedTokens::split(std::string_view text, Form form, SpecialText special,
 bool AddedTokens::stay_whole_before_space() const {
     for (std::uint32_t id = 0; id < data_.tokens.size(); id++) {
         if (!data_.is_special[id]) continue;
-        const std::string& bytes = data_.tokens[id];
+        const std::string& bytes = data_.spelling(id);
         const AddedTokenRules rules = data_.rules_of(id);
         if (rules.rstrip || (rules.single_word && !bytes.empty() && is_ascii_space(bytes[0]))) return false;
         for (std::size_t at = 1; at < bytes.size(); at++) {

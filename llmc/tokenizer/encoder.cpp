@@ -58,11 +58,10 @@ struct Encoder::State {
 
     void encode_document(std::string_view text, Ids& ids);
     void encode_between(std::string_view text, std::size_t begin, Ids& ids);
-    void encode_ordinary(std::string_view text, Ids& ids);
-    std::string_view normal_form(std::string_view text, std::string& storage) const;
+    void encode_ordinary(std::string_view text, bool first, Ids& ids);
     void take(std::uint32_t id, std::size_t at, Ids& ids) const;
-    void encode_around_invalid(std::string_view text, Ids& ids);
-    void encode_valid(std::string_view text, Ids& ids);
+    void encode_around_invalid(std::string_view text, bool first, Ids& ids);
+    void encode_valid(std::string_view text, bool first, Ids& ids);
     void encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids);
     std::size_t last_piece_ids(std::string_view text);
 
@@ -108,16 +107,14 @@ void Encoder::State::encode_document(std::string_view text, Ids& ids) {
 // Encodes a text without tokens that are found as they are; `begin`: where it begins in the document.
 void Encoder::State::encode_between(std::string_view text, std::size_t begin, Ids& ids) {
     std::string storage;
-    text = normal_form(text, storage);
-    if (!added.found_with(options.special, AddedTokens::Form::normal)) return encode_ordinary(text, ids);
+    text = normalized(tokenizer.data().pattern, text, storage);
+    if (!added.found_with(options.special, AddedTokens::Form::normal)) return encode_ordinary(text, begin == 0, ids);
     added.split(
         text, AddedTokens::Form::normal, options.special,
         [&](std::uint32_t id, std::size_t at) { take(id, begin + at, ids); },
-        [&](std::size_t from, std::size_t to) { encode_ordinary(text.substr(from, to - from), ids); });
-}
-
-std::string_view Encoder::State::normal_form(std::string_view text, std::string& storage) const {
-    return tokenizer.data().pattern.nfc ? to_nfc(text, storage) : text;
+        [&](std::size_t from, std::size_t to) {
+            encode_ordinary(text.substr(from, to - from), begin == 0 && from == 0, ids);
+        });
 }
 
 void Encoder::State::take(std::uint32_t id, std::size_t at, Ids& ids) const {
@@ -129,23 +126,23 @@ void Encoder::State::take(std::uint32_t id, std::size_t at, Ids& ids) const {
     ids.push_back(id);
 }
 
-// Encodes a text in normal form, without added tokens.
-void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
+// Encodes a normalized text without added tokens; `first`: it begins the document.
+void Encoder::State::encode_ordinary(std::string_view text, bool first, Ids& ids) {
     std::size_t valid = valid_utf8_prefix(text);
     if (valid == text.size()) {
-        encode_valid(text, ids);
+        encode_valid(text, first, ids);
         return;
     }
     switch (options.invalid) {
         case InvalidUtf8::tiktoken:
-            if (tokenizer.data().pattern.rule == SplitRule::steps) {
-                encode_around_invalid(text, ids);
+            if (tokenizer.data().pattern.rule == SplitRule::steps || tokenizer.data().by_characters()) {
+                encode_around_invalid(text, first, ids);
             } else {
                 encode_like_tiktoken(text, valid, ids);
             }
             break;
-        case InvalidUtf8::split: encode_around_invalid(text, ids); break;
-        case InvalidUtf8::replace: encode_valid(replace_invalid(text), ids); break;
+        case InvalidUtf8::split: encode_around_invalid(text, first, ids); break;
+        case InvalidUtf8::replace: encode_valid(replace_invalid(text), first, ids); break;
         case InvalidUtf8::refuse:
             throw Error(ErrorKind::bad_data, ::text("byte ", valid, " of the text is not UTF-8"),
                         "Choose with --invalid-utf8 what becomes of such bytes.");
@@ -153,10 +150,11 @@ void Encoder::State::encode_ordinary(std::string_view text, Ids& ids) {
 }
 
 // Encodes runs of ill-formed bytes as pieces of their own.
-void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
+void Encoder::State::encode_around_invalid(std::string_view text, bool first, Ids& ids) {
     while (!text.empty()) {
         std::size_t valid = valid_utf8_prefix(text);
-        encode_valid(text.substr(0, valid), ids);
+        encode_valid(text.substr(0, valid), first, ids);
+        first = false;
         text.remove_prefix(valid);
         std::size_t bad = ill_formed_run(text);
         if (bad > 0) model.encode(text.substr(0, bad), scratch, ids);
@@ -170,7 +168,7 @@ void Encoder::State::encode_around_invalid(std::string_view text, Ids& ids) {
 void Encoder::State::encode_like_tiktoken(std::string_view text, std::size_t valid, Ids& ids) {
     std::string_view beginning = text.substr(0, valid);
     std::size_t first_id = ids.size();
-    encode_valid(beginning, ids);
+    encode_valid(beginning, true, ids);
     std::size_t taken = last_piece_ids(beginning);
     auto is_white = [&](std::uint32_t id) {
         return tokenizer.data().tokens[id].find_first_not_of(" \n\t") == std::string::npos;
@@ -199,12 +197,12 @@ std::size_t Encoder::State::last_piece_ids(std::string_view text) {
     return last_piece.size();
 }
 
-void Encoder::State::encode_valid(std::string_view text, Ids& ids) {
+void Encoder::State::encode_valid(std::string_view text, bool first, Ids& ids) {
     if (tokenizer.single_bytes()) {
-        std::size_t first = ids.size();
-        ids.resize(first + text.size());
-        for (std::size_t i = 0; i < text.size(); i++) ids[first + i] = byte_ids[static_cast<unsigned char>(text[i])];
+        std::size_t before = ids.size();
+        ids.resize(before + text.size());
+        for (std::size_t i = 0; i < text.size(); i++) ids[before + i] = byte_ids[static_cast<unsigned char>(text[i])];
         return;
     }
-    pieces->encode(text, ids);
+    pieces->encode(text, first, ids);
 }

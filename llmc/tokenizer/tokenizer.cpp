@@ -91,6 +91,16 @@ TokenizerData load_file(const std::string& path) {
     return data;
 }
 
+// Collects the tokens that stand for bytes.
+ByteFallback byte_fallback_of(const std::vector<std::string>& spelled) {
+    ByteFallback ids;
+    ids.fill(BpeModel::no_token);
+    for (std::uint32_t id = 0; id < spelled.size(); id++) {
+        if (const std::optional<unsigned char> byte = byte_of_token(spelled[id])) ids[*byte] = id;
+    }
+    return ids;
+}
+
 }   // namespace
 
 Tokenizer::Tokenizer(TokenizerData data) {
@@ -132,16 +142,22 @@ std::string Tokenizer::file_of(const std::string& specification) {
 
 std::uint64_t Tokenizer::hash_of_rules() const {
     // names every field, so that none is added and forgotten
-    const auto& [name, tokens, is_special, added_rules, end_of_text, can_encode, pattern, merges, merge_by_rank,
-                 whole_piece_first, unknown, pre_tokenizer, post_processor, front, back, special_ids, kept] = data();
+    const auto& [name, tokens, spelled, is_special, added_rules, end_of_text, can_encode, pattern, merges,
+                 merge_by_rank, whole_piece_first, unknown, pre_tokenizer, decoder, spaces_before, post_processor,
+                 front, back, special_ids, kept] = data();
     Hash64 hash;
     update(hash, is_special);
     for (const auto& [id, rules] : added_rules) {
         update(hash, id);
-        for (const bool rule : {rules.lstrip, rules.rstrip, rules.single_word, rules.normalized}) update(hash, rule);
+        for (const bool rule : {rules.lstrip, rules.rstrip, rules.single_word, rules.normalized, rules.outside}) {
+            update(hash, rule);
+        }
     }
     update(hash, pattern.rule);
-    update(hash, std::vector<char>(pattern.regex.begin(), pattern.regex.end()));
+    const auto update_text = [&](const std::string& value) {
+        update(hash, std::vector<char>(value.begin(), value.end()));
+    };
+    update_text(pattern.regex);
     update(hash, merges);
     for (const bool rule : {pattern.nfc, can_encode, merge_by_rank, whole_piece_first}) update(hash, rule);
     if (unknown) {
@@ -151,10 +167,19 @@ std::uint64_t Tokenizer::hash_of_rules() const {
     for (const SplitStep& step : pattern.steps) {
         update(hash, step.kind);
         update(hash, step.rule);
-        update(hash, std::vector<char>(step.regex.begin(), step.regex.end()));
+        update_text(step.regex);
         update(hash, step.behavior);
         update(hash, step.invert);
+        update_text(step.text);
+        update_text(step.from);
+        update(hash, step.first_only);
     }
+    for (const TextChange& change : pattern.changes) {
+        update(hash, change.kind);
+        update_text(change.text);
+        update_text(change.from);
+    }
+    for (const std::string& characters : spelled) update_text(characters);
     return hash.digest();
 }
 
@@ -164,6 +189,19 @@ void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
                     text("token ", id, " is not in the vocabulary of ", vocab_size(), " ids of tokenizer ", name()));
     }
     out += data().tokens[id];
+}
+
+void DocumentDecoder::decode_one(std::uint32_t id, std::string& out) {
+    const std::size_t begin = out.size();
+    tokenizer_.decode_one(id, out);
+    if (id == tokenizer_.end_of_text()) {
+        to_drop_ = tokenizer_.data().spaces_before;
+        return;
+    }
+    const std::size_t first = std::min(out.find_first_not_of(' ', begin), out.size());
+    const std::size_t dropped = std::min(first - begin, to_drop_);
+    out.erase(begin, dropped);
+    to_drop_ = first < out.size() + dropped ? 0 : to_drop_ - dropped;   // some text has begun
 }
 
 bool Tokenizer::ends_text(std::uint32_t id) const {
@@ -191,7 +229,8 @@ std::vector<std::string> Tokenizer::save(const std::string& folder) const {
 
 bool Tokenizer::single_bytes() const {
     const TokenizerData& d = data();
-    return d.can_encode && d.merges.empty() && !d.merge_by_rank && d.pattern.rule != SplitRule::steps;
+    return d.can_encode && d.merges.empty() && !d.merge_by_rank && d.pattern.rule != SplitRule::steps &&
+           d.pattern.changes.empty() && !d.by_characters();
 }
 
 const BpeModel& Tokenizer::model() const {
@@ -199,9 +238,14 @@ const BpeModel& Tokenizer::model() const {
     std::lock_guard lock(building);
     const TokenizerData& d = data();
     if (!state_->model) {
-        state_->model = std::make_unique<BpeModel>(d.tokens, d.is_special,
-                                                   d.merge_by_rank ? all_merges(d.tokens, d.is_special) : d.merges,
-                                                   d.whole_piece_first, d.unknown);
+        const std::vector<BpeMerge> merges = d.merge_by_rank ? all_merges(d.tokens, d.is_special) : d.merges;
+        std::vector<std::uint8_t> unknown_to_model = d.is_special;
+        for (std::uint32_t id = 0; d.by_characters() && id < d.tokens.size(); id++) {
+            unknown_to_model[id] = d.rules_of(id).outside;
+        }
+        state_->model = std::make_unique<BpeModel>(
+            d.by_characters() ? d.spelled : d.tokens, unknown_to_model, merges, d.whole_piece_first, d.unknown,
+            d.by_characters() ? std::optional(byte_fallback_of(d.spelled)) : std::nullopt);
     }
     return *state_->model;
 }

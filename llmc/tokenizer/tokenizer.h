@@ -8,10 +8,9 @@
 //   Encoder encoder(tokenizer);                                 // one per thread
 //   encoder.encode(document, ids);
 //
-// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace, normal form C, steps that
-// change the text, and bytes that have no token); ids are
-// those of tiktoken for its vocabularies; the hash depends on nothing but the bytes of the ids, whatever file they were
-// loaded from.
+// Must hold: decode(encode(x)) == x for every byte string x (but for InvalidUtf8::replace, normal form C, normalizers
+// and steps that change the text, and bytes that have no token); ids are those of tiktoken for its vocabularies; the
+// hash depends on nothing but the bytes of the ids, whatever file they were loaded from.
 #pragma once
 
 #include <cstddef>
@@ -40,13 +39,18 @@ struct AddedTokenRules {
     bool lstrip = false, rstrip = false;   // takes the white space before it, behind it, along
     bool single_word = false;              // only where no character of a word stands beside it
     bool normalized = false;               // in the normal form of the text, between tokens that are found as they are
+    bool outside = false;   // the model does not know it; said only where tokens are spelled (TokenizerData)
     bool operator==(const AddedTokenRules&) const = default;
 };
 
 // Content of a tokenizer's files, whatever their format.
 struct TokenizerData {
     std::string name;
-    std::vector<std::string> tokens;        // bytes of every id; empty: an id that is not used
+    std::vector<std::string> tokens;   // bytes of every id; empty: an id that is not used
+    // Characters of every id as merges and added tokens have them; empty: the bytes are these. Not empty for
+    // vocabularies of characters with tokens for bytes (SentencePiece's byte_fallback), where "▁" is decoded as a
+    // space.
+    std::vector<std::string> spelled;
     std::vector<std::uint8_t> is_special;   // per id: an added token, 1 special, 2 not: text always becomes that token
     std::map<std::uint32_t, AddedTokenRules> rules;   // rules of the added tokens that have some
     std::uint32_t end_of_text = 0;                    // the token in front of every document
@@ -56,13 +60,17 @@ struct TokenizerData {
     bool merge_by_rank = false;            // tiktoken's rule in place of `merges`
     bool whole_piece_first = false;        // a piece that is a token becomes that token whatever the merges say
     std::optional<UnknownByte> unknown;    // none: a byte without a token is left out
-    std::string pre_tokenizer;             // tokenizer.json's, for SplitRule::steps
+    std::string pre_tokenizer;             // tokenizer.json's, for SplitRule::steps, and where tokens are spelled
+    std::string decoder;                   // tokenizer.json's, where tokens are spelled
+    std::size_t spaces_before = 0;         // decoding drops up to so many spaces in front of a text
     std::string post_processor = "null";   // tokenizer.json's, which adds ids around a text
     std::vector<std::uint32_t> front;      // the ids that it puts in front of a text (text_ids.h)
     std::vector<std::uint32_t> back;       // the ids that it puts behind it
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
 
+    bool by_characters() const { return !spelled.empty(); }
+    const std::string& spelling(std::uint32_t id) const { return by_characters() ? spelled[id] : tokens[id]; }
     AddedTokenRules rules_of(std::uint32_t id) const {
         const auto found = rules.find(id);
         return found == rules.end() ? AddedTokenRules{} : found->second;
@@ -125,6 +133,26 @@ private:
     std::shared_ptr<const State> state_;   // copies of a tokenizer share it
 };
 
+// Decodes documents one behind the other: begins at the first id, and behind each end of text, without the spaces that
+// the tokenizer's decoder drops in front of a text (the one that Llama 2's normalizer has put there).
+class DocumentDecoder {
+public:
+    explicit DocumentDecoder(const Tokenizer& tokenizer)
+        : tokenizer_(tokenizer), to_drop_(tokenizer.data().spaces_before) {}
+
+    // Appends the bytes of ids that follow those before.
+    template <class Id>
+    void decode(const Id* ids, std::size_t count, std::string& out) {
+        for (std::size_t i = 0; i < count; i++) decode_one(static_cast<std::uint32_t>(ids[i]), out);
+    }
+
+private:
+    void decode_one(std::uint32_t id, std::string& out);
+
+    Tokenizer tokenizer_;
+    std::size_t to_drop_;
+};
+
 // Treatment of text that spells a special token, such as <|endoftext|>. (Text that spells an added token that is not
 // special always becomes the token.)
 enum class SpecialText {
@@ -136,7 +164,8 @@ enum class SpecialText {
 // Treatment of bytes that are not UTF-8.
 enum class InvalidUtf8 {
     tiktoken,   // as tiktoken's encode for bytes: from there on, the rest of the document is one piece; where steps
-                // split a text (SplitRule::steps), which tiktoken does not have, as `split`
+                // split a text (SplitRule::steps) or pieces begin as characters, which tiktoken does not have, as
+                // `split`
     split,      // each run of such bytes is a piece of its own
     replace,    // each ill-formed sequence becomes U+FFFD, as Python's decode(errors="replace"); not reversible
     refuse,     // is an error, bad_data

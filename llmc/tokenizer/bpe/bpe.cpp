@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include "llmc/base/check.h"
+#include "llmc/base/utf8.h"
 
 namespace {
 
@@ -109,8 +111,13 @@ std::vector<BpeMerge> all_merges(const std::vector<std::string>& tokens, const s
 }
 
 BpeModel::BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
-                   const std::vector<BpeMerge>& merges, bool whole_piece_first, std::optional<UnknownByte> unknown)
-    : token_ids_(index_tokens(tokens, is_special)), whole_piece_first_(whole_piece_first), unknown_(unknown) {
+                   const std::vector<BpeMerge>& merges, bool whole_piece_first, std::optional<UnknownByte> unknown,
+                   std::optional<ByteFallback> fallback)
+    : token_ids_(index_tokens(tokens, is_special)),
+      whole_piece_first_(whole_piece_first),
+      unknown_(unknown),
+      fallback_(fallback),
+      all_bytes_(!fallback) {
     for (int byte = 0; byte < 256; byte++) {
         char c = static_cast<char>(byte);
         byte_ids_[byte] = find({&c, 1});
@@ -229,11 +236,38 @@ void BpeModel::begin_with_bytes(std::string_view piece, std::vector<std::uint32_
     }
 }
 
+// Makes the parts that a piece begins with: the tokens of its characters, or of their bytes. Bytes that are not UTF-8
+// are characters of their own.
+void BpeModel::begin_with_characters(std::string_view piece, std::vector<std::uint32_t>& ids) const {
+    ids.clear();
+    bool unknown_waits = false;   // as in the tokenizers package: until the next character that is a token
+    const auto add_unknown = [&] {
+        if (unknown_waits) ids.push_back(unknown_->id);
+        unknown_waits = false;
+    };
+    while (!piece.empty()) {
+        const bool valid = valid_utf8_prefix(piece.substr(0, 4)) > 0;
+        const std::string_view character = piece.substr(0, valid ? decode_utf8(piece.data()).length : 1);
+        piece.remove_prefix(character.size());
+        const auto byte_id = [&](char c) { return (*fallback_)[static_cast<unsigned char>(c)]; };
+        if (const std::uint32_t id = find(character); id != no_token) {
+            add_unknown();
+            ids.push_back(id);
+        } else if (std::ranges::all_of(character, [&](char c) { return byte_id(c) != no_token; })) {
+            std::ranges::transform(character, std::back_inserter(ids), byte_id);
+        } else if (unknown_) {
+            if (!unknown_->fuse) add_unknown();
+            unknown_waits = true;
+        }
+    }
+    add_unknown();
+}
+
 // Encodes with the parts in a linked list over their places; a heap holds (rank, position) of every possible merge.
 // An entry is stale when the pair at its position changed since; it is then dropped when it comes up.
 void BpeModel::encode_long(std::string_view piece, Scratch& s, std::vector<std::uint32_t>& out) const {
     constexpr std::uint32_t gone = no_token;
-    begin_with_bytes(piece, s.ids);
+    fallback_ ? begin_with_characters(piece, s.ids) : begin_with_bytes(piece, s.ids);
     const std::uint32_t count = static_cast<std::uint32_t>(s.ids.size());
     s.next.resize(count);
     s.previous.resize(count);

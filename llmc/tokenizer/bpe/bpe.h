@@ -1,5 +1,5 @@
 // Encodes one piece of text by byte pairs: joins the adjacent pair of highest priority until none can be joined
-// (Sennrich et al. 2016, on bytes as in GPT-2).
+// (Sennrich et al. 2016, on bytes as in GPT-2, or on characters as in SentencePiece).
 //
 // Priorities come with the vocabulary: the order of a list of merges (GPT-2's vocab.bpe, tokenizer.json), or tiktoken's
 // rule that any two tokens may join whose concatenation is a token, lowest id first. Among equals the leftmost joins
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-// Says what becomes of bytes that have no token.
+// Says what becomes of bytes, or characters, that have no token.
 struct UnknownByte {
     std::uint32_t id = 0;
     bool fuse = false;   // one id for a row of them
@@ -58,14 +59,19 @@ private:
 
 using TokenIds = std::unordered_map<std::string_view, std::uint32_t>;   // by their bytes, which lie elsewhere
 
+// Ids of the tokens that stand for single bytes of characters without a token; BpeModel::no_token where there is none.
+using ByteFallback = std::array<std::uint32_t, 256>;
+
 class BpeModel {
 public:
     // Indexes tokens and merges, at most most_merges of each; `tokens` must outlive the model. With whole_piece_first a
     // piece that is itself a token becomes that token whatever the merges say (tiktoken; `ignore_merges` of
     // tokenizer.json). Tokens with is_special are not found. A byte without a token becomes `unknown`, or is left out.
+    // With `fallback` a piece begins as characters, not bytes: one without a token becomes its bytes' tokens, and
+    // `unknown` only where one of them has none.
     BpeModel(const std::vector<std::string>& tokens, const std::vector<std::uint8_t>& is_special,
              const std::vector<BpeMerge>& merges, bool whole_piece_first,
-             std::optional<UnknownByte> unknown = std::nullopt);
+             std::optional<UnknownByte> unknown = std::nullopt, std::optional<ByteFallback> fallback = std::nullopt);
 
     // Working memory of one thread, reused from piece to piece.
     struct Scratch {
@@ -93,13 +99,15 @@ private:
     }
     void index_merges(const std::vector<BpeMerge>& merges, std::size_t vocab_size);
     void begin_with_bytes(std::string_view piece, std::vector<std::uint32_t>& ids) const;
+    void begin_with_characters(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_short(std::string_view piece, std::vector<std::uint32_t>& ids) const;
     void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::uint32_t>& ids) const;
 
     TokenIds token_ids_;
     bool whole_piece_first_;
     std::optional<UnknownByte> unknown_;
-    bool all_bytes_ = true;   // every byte has a token
+    std::optional<ByteFallback> fallback_;
+    bool all_bytes_ = true;   // every byte has a token, with which pieces begin
     std::uint32_t byte_ids_[256];
     std::vector<std::uint32_t> byte_ranks_;   // ranks of merges of two bytes' tokens, by left byte << 8 | right byte
     // Tokens that merges make, by rank; empty where they are consecutive, as in most vocabularies.

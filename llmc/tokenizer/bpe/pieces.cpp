@@ -17,9 +17,9 @@ public:
     CachedEncoder(const BpeModel& model, const SplitPattern& pattern)
         : model_(model), splitter_(make_splitter(pattern)) {}
 
-    void encode(std::string_view text, Ids& ids) override {
+    void encode(std::string_view text, bool first, Ids& ids) override {
         std::uint32_t ends[batch_pieces];
-        text = splitter_->begin(text);
+        text = splitter_->begin(text, first);
         begin_ = 0;
         while (std::size_t count = splitter_->next(ends, batch_pieces)) encode_batch(text, ends, count, ids);
     }

@@ -18,8 +18,8 @@ struct PieceCounts {
 class PieceEncoder {
 public:
     virtual ~PieceEncoder() = default;
-    // Appends the ids of a text: valid UTF-8, below 4 GiB.
-    virtual void encode(std::string_view text, std::vector<std::uint32_t>& ids) = 0;
+    // Appends the ids of a text: valid UTF-8, below 4 GiB; `first`: nothing of its document lies in front of it.
+    virtual void encode(std::string_view text, bool first, std::vector<std::uint32_t>& ids) = 0;
     virtual PieceCounts counts() const = 0;
 };
 

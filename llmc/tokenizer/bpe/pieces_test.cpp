@@ -56,7 +56,7 @@ TEST_CASE("bpe_pieces: what is remembered is what the merges give, through many 
         for (int i = 0; i < 300000; i++) {
             const std::string piece = random_piece(random);
             Ids ids, expected;
-            encoder->encode(piece, ids);
+            encoder->encode(piece, true, ids);
             model.encode(piece, scratch, expected);
             wrong += ids != expected;
         }
@@ -138,7 +138,7 @@ TEST_CASE("bpe_pieces: a batch of nothing but pieces of many ids finds room for 
         Ids ids, expected;
         for (int i = 0; i < 2000; i++) text += " " + std::string(letters, 'z');
         for (char c : text) expected.push_back(static_cast<unsigned char>(c));
-        encoder->encode(text, ids);
+        encoder->encode(text, true, ids);
         CHECK(ids == expected);
     }
 }

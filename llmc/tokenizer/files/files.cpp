@@ -177,7 +177,11 @@ TokenizerData parse_tiktoken_ranks(std::string_view content, const std::string& 
     data.name = name;
     data.merge_by_rank = data.whole_piece_first = true;
     // a protocol buffer whose first field is a piece
-    if (content.starts_with('\n')) malformed_tokenizer(name, 0, "a SentencePiece model, which is not supported");
+    if (content.starts_with('\n')) {
+        throw Error(
+            ErrorKind::bad_data, text(name, ": offset 0: a SentencePiece model, which is not supported"),
+            "Take the model's tokenizer.json, which says the same; transformers writes one where there is none.");
+    }
     Lines lines(content);
     std::string_view line;
     std::size_t ranks = 0;

@@ -4,7 +4,8 @@
 //                      spelling of GPT-2; ids follow from the order. encoder.json beside it is checked against it.
 //   *.tiktoken,        tiktoken's ranks: per line a token in base64, a space, its id. The split rule and the special
 //   tokenizer.model    tokens are not in the file; they follow from the number of ranks (GPT-2, cl100k, Llama-3).
-//   tokenizer.json     Hugging Face: byte-level BPE only; its pattern, merges and added tokens.
+//   tokenizer.json     Hugging Face: byte-level BPE, or BPE of characters with byte_fallback; its normalizers, pattern,
+//                      merges and added tokens.
 //   tokenizer.bin      llm.c: 256 little-endian int32 (magic 20240328, version 2, vocabulary size, end-of-text id),
 //                      then per token a length byte and the bytes; enough to decode.
 //

@@ -1,4 +1,4 @@
-// Reads and writes Hugging Face's tokenizer.json, for byte-level BPE.
+// Reads and writes Hugging Face's tokenizer.json, for BPE of bytes, and of characters with tokens for bytes.
 
 #include <algorithm>
 #include <tuple>
@@ -23,6 +23,11 @@ const std::string punctuation =
     R"([\p{P}!-/:-@\[-`{-~\x{166d}\x{111c9}&&[^\x{61d}\x{9fd}-\x{a76}\x{c77}-\x{c84}\x{1b4e}-\x{1b4f}\x{1b7d}-\x{1b7f})"
     R"(\x{2e43}-\x{2e63}\x{10d6e}-\x{10f89}\x{113d4}-\x{1145d}\x{11660}-\x{116b9}\x{1183b}-\x{11fff})"
     R"(\x{12ff1}-\x{12ff2}\x{16d6d}-\x{16fe2}\x{1e5ff}-\x{1e95f}]])";
+
+constexpr std::size_t most_steps = 32;   // each copies every text, and some have a table of all code points
+
+// Stands for a space in SentencePiece's vocabularies: U+2581.
+const std::string space_mark = "\xe2\x96\x81";
 
 // Returns an expression that matches a text and nothing else.
 std::string literally(std::string_view text) {
@@ -62,10 +67,7 @@ private:
         place_ = "/model";
         if (const Json* type = model.find("type"); type != nullptr && *type != "BPE")
             fail(*type, "/model/type", text("only BPE is supported, not ", type->as_text()));
-        if (flag(model, "byte_fallback")) {
-            fail(model.at("byte_fallback"), "/model/byte_fallback",
-                 "only byte-level BPE is supported, not SentencePiece's");
-        }
+        by_characters_ = flag(model, "byte_fallback");
         for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
             if (const Json* affix = model.find(key); affix != nullptr && affix->is_text() && *affix != "") {
                 fail(*affix, text("/model/", key), "not supported");
@@ -87,7 +89,9 @@ private:
                  "not spelled in the characters that stand for bytes");
         }
         place_ = "/pre_tokenizer";
-        if (const Json* pre = json_.find("pre_tokenizer")) read_pre_tokenizer(*pre);
+        const Json* pre = json_.find("pre_tokenizer");
+        read_pre_tokenizer(pre == nullptr ? Json() : *pre);
+        if (by_characters_) read_decoder();
         place_ = "/post_processor";
         if (const Json* post = json_.find("post_processor")) {
             data_.post_processor = to_text(*post);
@@ -98,14 +102,33 @@ private:
     }
 
     void read_normalizer(const Json& normalizer) {
+        std::vector<TextChange>& changes = data_.pattern.changes;
+        if (changes.size() > most_steps) fail(normalizer, place_, text("more than ", most_steps, " normalizers"));
         const std::string& type = normalizer.at("type").as_text();
         if (type == "Sequence") {
             for (const Json& step : normalizer.at("normalizers").elements()) read_normalizer(step);
         } else if (type == "NFC") {
+            if (!data_.pattern.changes.empty())
+                fail(normalizer, place_, "normalizer NFC behind others is not supported");
             data_.pattern.nfc = true;
+        } else if (type == "Prepend") {
+            changes.push_back({TextChange::Kind::prepend, normalizer.at("prepend").as_text()});
+        } else if (type == "Replace") {
+            const auto& [from, to] = read_replace(normalizer);
+            changes.push_back({TextChange::Kind::replace, to, from});
         } else {
-            fail(normalizer, place_, text("normalizer ", type, " is not supported, only NFC is"));
+            fail(normalizer, place_,
+                 text("normalizer ", type, " is not supported, only NFC, Prepend, Replace and a Sequence of them are"));
         }
+    }
+
+    // Reads which text a step Replace of a normalizer or a decoder replaces, and by which.
+    std::pair<std::string, std::string> read_replace(const Json& step) const {
+        const Json* from = step.at("pattern").find("String");
+        if (from == nullptr || *from == "") {
+            fail(step, place_, "a Replace by an expression is not supported, only one of a String is");
+        }
+        return {from->as_text(), step.at("content").as_text()};
     }
 
     // Reads what a byte becomes that has no token.
@@ -122,7 +145,8 @@ private:
 
     [[noreturn]] void fail(std::size_t offset, const std::string& where, const std::string& what) const {
         throw Error(ErrorKind::bad_data, text(name_, ": offset ", offset, " (", where, "): ", what),
-                    "A tokenizer.json must be of byte-level BPE, as GPT-2's, Llama-3's and Qwen's are.");
+                    "A tokenizer.json must be of byte-level BPE, as GPT-2's, Llama 3's and Qwen's are, or of BPE with "
+                    "byte_fallback, as Llama 2's, Mistral's and Gemma's are.");
     }
     [[noreturn]] void fail(const Json& value, const std::string& where, const std::string& what) const {
         fail(value.offset(), where, what);
@@ -155,9 +179,9 @@ private:
             const std::uint32_t id = id_of(value, "/model/vocab", characters);
             std::string bytes;
             // tokens that are not in the alphabet of bytes can only be added tokens, which come later
-            if (!from_characters(characters, bytes)) {
+            if (by_characters_ || !from_characters(characters, bytes)) {
                 bytes = characters;
-                unspelled_.push_back(characters);
+                if (!by_characters_) unspelled_.push_back(characters);
             }
             if (bytes.empty()) fail(value, "/model/vocab/" + characters, "a token without bytes");
             if (!slot(id).empty()) fail(value, "/model/vocab/" + characters, text("id ", id, " is given twice"));
@@ -214,7 +238,8 @@ private:
             const AddedTokenRules rules{.lstrip = flag(token, "lstrip"),
                                         .rstrip = flag(token, "rstrip"),
                                         .single_word = flag(token, "single_word"),
-                                        .normalized = flag(token, "normalized")};
+                                        .normalized = flag(token, "normalized"),
+                                        .outside = by_characters_ && is_new};
             if (rules != AddedTokenRules{}) data_.rules[id] = rules;
         }
     }
@@ -222,7 +247,15 @@ private:
     void read_pre_tokenizer(const Json& pre) {
         std::vector<SplitStep> steps;
         if (!pre.is_null()) read_steps(pre, steps);
-        if (!byte_level_) fail(pre, place_, "no ByteLevel step: this is not a byte-level tokenizer");
+        if (by_characters_ && byte_level_) {
+            fail(json_.at("model").at("byte_fallback"), "/model/byte_fallback",
+                 "byte_fallback beside a ByteLevel step is not supported");
+        }
+        if (!by_characters_ && !byte_level_) {
+            fail(pre, place_, "no ByteLevel step, and no byte_fallback: only BPE with one of them is supported");
+        }
+        if (by_characters_ && words_are_apart()) steps.push_back({.kind = SplitStep::Kind::words, .text = space_mark});
+        if (by_characters_) data_.pre_tokenizer = to_text(pre);
         // needs no last step that spells: bytes are spelled anyway
         if (!steps.empty() && steps.back().kind == SplitStep::Kind::spell_bytes) steps.pop_back();
         SplitPattern& pattern = data_.pattern;
@@ -236,13 +269,56 @@ private:
         }
     }
 
+    // Returns true if no token reaches over the beginning of a word, so that a text of many words can be cut there:
+    // with Llama 2's files a whole text is one piece.
+    bool words_are_apart() const {
+        const auto reaches_over = [&](const BpeMerge& merge) {   // the vocabulary is still spelled in characters
+            return !data_.tokens[merge.left].ends_with(space_mark) && data_.tokens[merge.right].starts_with(space_mark);
+        };
+        return !data_.whole_piece_first && ids_.contains(space_mark) &&
+               std::ranges::none_of(data_.merges, reaches_over);
+    }
+
+    // Reads how tokens become text: a Sequence as Llama 2's, of which Strip may be missing. Then tokens are bytes.
+    void read_decoder() {
+        place_ = "/decoder";
+        const Json& decoder = json_.at("decoder");
+        const bool is_sequence = decoder.is_object() && decoder.at("type") == "Sequence";
+        static const std::vector<Json> none;
+        const std::vector<Json>& steps = is_sequence ? decoder.at("decoders").elements() : none;
+        std::string types;
+        for (const Json& step : steps) types += (types.empty() ? "" : ", ") + step.at("type").as_text();
+        if (types != "Replace, ByteFallback, Fuse" && types != "Replace, ByteFallback, Fuse, Strip") {
+            fail(decoder, place_,
+                 "expected a Sequence of Replace, ByteFallback, Fuse and perhaps Strip, as in Llama 2's and Gemma's "
+                 "files");
+        }
+        if (steps.size() == 4) {
+            const Json& strip = steps[3];
+            if (strip.at("content") != " " || strip.at("stop") != 0) {
+                fail(strip, place_, "a Strip of anything but spaces in front of a text is not supported");
+            }
+            data_.spaces_before = strip.at("start").as_whole(1 << 20);
+        }
+        const auto& [from, to] = read_replace(steps[0]);
+        data_.decoder = to_text(decoder);
+        data_.spelled = data_.tokens;
+        for (std::uint32_t id = 0; id < data_.tokens.size(); id++) {
+            std::string storage;   // the package decodes an added token that is `normalized` in its normal form
+            const std::string_view token = data_.is_special[id] && data_.rules_of(id).normalized
+                                               ? normalized(data_.pattern, data_.spelled[id], storage)
+                                               : std::string_view(data_.spelled[id]);
+            const std::optional<unsigned char> byte = byte_of_token(token);
+            data_.tokens[id] = byte ? std::string(1, static_cast<char>(*byte)) : replaced(token, from, to);
+        }
+    }
+
     static bool isolates(const SplitStep& step) {
         return step.kind == SplitStep::Kind::split && step.behavior == SplitBehavior::isolated;
     }
 
     // Appends the steps of a pre-tokenizer.
     void read_steps(const Json& pre, std::vector<SplitStep>& steps) {
-        constexpr std::size_t most_steps = 32;   // each has a table of all code points, and copies every text
         if (steps.size() > most_steps) fail(pre, place_, text("more than ", most_steps, " steps"));
         const std::string& type = pre.at("type").as_text();
         if (type == "Sequence") {
@@ -250,7 +326,7 @@ private:
         } else if (type == "ByteLevel") {
             if (byte_level_) fail(pre, place_, "two ByteLevel steps are not supported");
             byte_level_ = true;
-            if (flag(pre, "add_prefix_space")) steps.push_back({.kind = SplitStep::Kind::prefix_space});
+            if (flag(pre, "add_prefix_space")) steps.push_back({.kind = SplitStep::Kind::prefix, .text = " "});
             const Json* regex = pre.find("use_regex");
             if (regex == nullptr || regex->as_bool()) steps.push_back({.rule = SplitRule::gpt2});
             steps.push_back({.kind = SplitStep::Kind::spell_bytes});
@@ -262,8 +338,27 @@ private:
             steps.push_back(split_by(punctuation, behavior ? behavior_of(*behavior) : SplitBehavior::isolated));
         } else if (type == "Split") {
             read_split(pre, steps);
+        } else if (type == "Metaspace") {
+            read_metaspace(pre, steps);
         } else {
             fail(pre, place_, text("a step of type ", type, " is not supported"));
+        }
+    }
+
+    void read_metaspace(const Json& step, std::vector<SplitStep>& steps) {
+        const std::string& mark = step.at("replacement").as_text();
+        if (mark.empty()) fail(step, place_, "a Metaspace without a replacement");
+        const Json* scheme = step.find("prepend_scheme");
+        const bool first = scheme != nullptr && *scheme == "first", always = scheme == nullptr || *scheme == "always";
+        if (!first && !always && *scheme != "never") {
+            fail(*scheme, place_, text("found ", quoted(*scheme), ", expected first, always or never"));
+        }
+        if (first && !steps.empty()) fail(step, place_, "a Metaspace of prepend_scheme first behind other steps");
+        steps.push_back({.kind = SplitStep::Kind::replace, .text = mark, .from = " "});
+        if (first || always) steps.push_back({.kind = SplitStep::Kind::prefix, .text = mark, .first_only = first});
+        const Json* split = step.find("split");
+        if (split == nullptr || split->as_bool()) {
+            steps.push_back(split_by(literally(mark), SplitBehavior::merged_with_next));
         }
     }
 
@@ -383,6 +478,7 @@ private:
         ids_;                              // ids of the vocabulary and the added tokens, by their characters
     std::vector<std::string> unspelled_;   // tokens of the vocabulary outside the alphabet of bytes
     bool byte_level_ = false;              // a step ByteLevel has been read
+    bool by_characters_ = false;           // byte_fallback
 };
 
 Json byte_level_step(bool use_regex) {
@@ -399,9 +495,27 @@ Json pre_tokenizer_of(const SplitPattern& pattern) {
     return Json::object({{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level_step(false)})}});
 }
 
+Json normalizer_of(const SplitPattern& pattern) {
+    Json steps = Json::array();
+    if (pattern.nfc) steps.append(Json::object({{"type", "NFC"}}));
+    for (const TextChange& change : pattern.changes) {
+        steps.append(change.kind == TextChange::Kind::prepend
+                         ? Json::object({{"type", "Prepend"}, {"prepend", change.text}})
+                         : Json::object({{"type", "Replace"},
+                                         {"pattern", Json::object({{"String", change.from}})},
+                                         {"content", change.text}}));
+    }
+    if (steps.elements().size() < 2) return steps.elements().empty() ? Json() : steps.elements()[0];
+    return Json::object({{"type", "Sequence"}, {"normalizers", std::move(steps)}});
+}
+
+// Returns a token as the file's merges have it.
+std::string merge_spelling(const TokenizerData& data, std::uint32_t id) {
+    return data.by_characters() ? data.spelled[id] : to_characters(data.tokens[id]);
+}
 // Returns a token as the file's vocabulary has it.
 std::string vocab_spelling(const TokenizerData& data, std::uint32_t id) {
-    return data.is_special[id] ? data.tokens[id] : to_characters(data.tokens[id]);
+    return data.is_special[id] ? data.spelling(id) : merge_spelling(data, id);
 }
 
 std::vector<BpeMerge> merges_of(const TokenizerData& data) {
@@ -427,13 +541,13 @@ std::string to_huggingface(const TokenizerData& data) {
     Json vocab = Json::object(), merges = Json::array(), added = Json::array();
     std::vector<std::string> spelled;
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
-        spelled.push_back(to_characters(data.tokens[id]));
+        spelled.push_back(merge_spelling(data, id));
         if (data.tokens[id].empty()) continue;
-        vocab.add(vocab_spelling(data, id), id);
-        if (!data.is_special[id]) continue;
         const AddedTokenRules rules = data.rules_of(id);
+        if (!rules.outside) vocab.add(vocab_spelling(data, id), id);
+        if (!data.is_special[id]) continue;
         added.append(Json::object({{"id", id},
-                                   {"content", data.tokens[id]},
+                                   {"content", data.spelling(id)},
                                    {"single_word", rules.single_word},
                                    {"lstrip", rules.lstrip},
                                    {"rstrip", rules.rstrip},
@@ -447,17 +561,17 @@ std::string to_huggingface(const TokenizerData& data) {
     model.add("unk_token", data.unknown ? Json(vocab_spelling(data, data.unknown->id)) : Json());
     for (const char* none : {"continuing_subword_prefix", "end_of_word_suffix"}) model.add(none, Json());
     model.add("fuse_unk", data.unknown && data.unknown->fuse);
-    model.add("byte_fallback", false);
+    model.add("byte_fallback", data.by_characters());
     model.add("ignore_merges", data.whole_piece_first);
     model.add("vocab", std::move(vocab));
     model.add("merges", std::move(merges));
     Json json = parse_json(R"({"version": "1.0", "truncation": null, "padding": null})");
     json.add("added_tokens", std::move(added));
-    json.add("normalizer", data.pattern.nfc ? Json::object({{"type", "NFC"}}) : Json());
+    json.add("normalizer", normalizer_of(data.pattern));
     json.add("pre_tokenizer",
-             data.pattern.rule == SplitRule::steps ? parse_json(data.pre_tokenizer) : pre_tokenizer_of(data.pattern));
+             data.pre_tokenizer.empty() ? pre_tokenizer_of(data.pattern) : parse_json(data.pre_tokenizer));
     json.add("post_processor", parse_json(data.post_processor));
-    json.add("decoder", byte_level_step(true));
+    json.add("decoder", data.by_characters() ? parse_json(data.decoder) : byte_level_step(true));
     json.add("model", std::move(model));
     return to_text(json, 1) + "\n";
 }

@@ -45,3 +45,11 @@ bool from_characters(std::string_view characters, std::string& bytes) {
     }
     return true;
 }
+
+std::optional<unsigned char> byte_of_token(std::string_view characters) {
+    constexpr std::string_view digits = "0123456789ABCDEF";
+    if (characters.size() != 6 || !characters.starts_with("<0x") || characters.back() != '>') return std::nullopt;
+    const std::size_t high = digits.find(characters[3]), low = digits.find(characters[4]);
+    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
+    return static_cast<unsigned char>(high << 4 | low);
+}

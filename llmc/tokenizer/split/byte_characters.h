@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,3 +11,6 @@ std::uint32_t byte_to_character(unsigned char byte);
 std::string to_characters(std::string_view bytes);   // in UTF-8
 // Reads such characters. False when one stands for no byte; `bytes` then holds what came before it.
 bool from_characters(std::string_view characters, std::string& bytes);
+
+// Returns the byte that a token of SentencePiece's vocabularies stands for: <0x00> to <0xFF>.
+std::optional<unsigned char> byte_of_token(std::string_view characters);

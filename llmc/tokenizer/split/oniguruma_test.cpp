@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/tokenizer/split/split.h"
+#include "llmc/tokenizer/split/split_testing.h"
 
 namespace {
 
@@ -114,19 +115,6 @@ const Recorded recorded[] = {
      "1",
      {"AB", "c", "\xe6\xbc\xa2", "1"}},
 };
-
-std::vector<std::string> pieces_of(PieceSplitter& splitter, const std::string& text) {
-    std::vector<std::string> pieces;
-    std::uint32_t ends[split_capacity], begin = 0;
-    splitter.begin(text);
-    while (std::size_t count = splitter.next(ends, split_capacity)) {
-        for (std::size_t i = 0; i < count; i++) {
-            pieces.push_back(text.substr(begin, ends[i] - begin));
-            begin = ends[i];
-        }
-    }
-    return pieces;
-}
 
 std::string refusal(const std::string& pattern) {
     try {

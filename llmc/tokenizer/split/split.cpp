@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 #include "llmc/tokenizer/split/split_rules.h"
 #include "llmc/tokenizer/split/unicode.h"
@@ -30,7 +31,7 @@ constexpr KnownPattern known_patterns[] = {
 
 class WholeText : public PieceSplitter {
 public:
-    std::string_view begin(std::string_view text) override {
+    std::string_view begin(std::string_view text, bool) override {
         size_ = text.size();
         return text;
     }
@@ -79,7 +80,33 @@ SplitPattern pattern_of(const std::string& regex) {
 }
 
 bool needs_whole_texts(const SplitPattern& pattern) {
-    return pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex || pattern.rule == SplitRule::steps;
+    return pattern.rule == SplitRule::none || pattern.rule == SplitRule::regex || pattern.rule == SplitRule::steps ||
+           !pattern.changes.empty();
+}
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+    constexpr std::size_t most_bytes = 0xffffff00u;   // offsets within a text are 32 bits
+    std::string out;
+    std::size_t done = 0;
+    for (std::size_t at; (at = text.find(from, done)) != std::string_view::npos; done = at + from.size()) {
+        out.append(text.substr(done, at - done)).append(to);
+        if (out.size() > most_bytes) {
+            throw Error(ErrorKind::bad_data, "a text of more than 4 GB after what its tokenizer puts into it",
+                        "Cut it into documents.");
+        }
+    }
+    return out.append(text.substr(done));
+}
+
+std::string_view normalized(const SplitPattern& pattern, std::string_view text, std::string& storage) {
+    if (pattern.nfc) text = to_nfc(text, storage);
+    for (const TextChange& change : pattern.changes) {
+        if (text.empty()) break;   // nothing is put in front of nothing
+        storage = change.kind == TextChange::Kind::prepend ? change.text + std::string(text)
+                                                           : replaced(text, change.from, change.text);
+        text = storage;
+    }
+    return text;
 }
 
 std::unique_ptr<PieceSplitter> make_splitter(const SplitPattern& pattern) {

@@ -47,7 +47,7 @@ class BlockSplitter : public PieceSplitter {
 public:
     BlockSplitter(const SplitFamily& family, FindMasks path) : family_(family), find_masks_(path) {}
 
-    std::string_view begin(std::string_view text) override {
+    std::string_view begin(std::string_view text, bool) override {
         text_ = text;
         at_ = 0;
         done_ = text.empty();

@@ -9,7 +9,7 @@ class ReferenceSplitter : public PieceSplitter {
 public:
     explicit ReferenceSplitter(SplitRule rule) : rule_(rule) {}
 
-    std::string_view begin(std::string_view text) override {
+    std::string_view begin(std::string_view text, bool) override {
         text_ = text;
         at_ = 0;
         return text;

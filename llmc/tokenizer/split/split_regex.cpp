@@ -138,7 +138,7 @@ class RegexSplitter : public PieceSplitter {
 public:
     explicit RegexSplitter(const std::string& regex) : parts_(make_pattern_parts(regex)) {}
 
-    std::string_view begin(std::string_view text) override {
+    std::string_view begin(std::string_view text, bool) override {
         parts_->begin(text);
         end_ = 0;
         return text;

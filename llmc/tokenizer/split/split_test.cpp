@@ -11,23 +11,10 @@
 #include "llmc/base/utf8.h"
 #include "llmc/tokenizer/split/split_reference_testing.h"
 #include "llmc/tokenizer/split/split_rules.h"
+#include "llmc/tokenizer/split/split_testing.h"
 #include "llmc/tokenizer/split/unicode.h"
 
 namespace {
-
-std::vector<std::string> pieces_of(PieceSplitter& splitter, const std::string& text) {
-    std::vector<std::string> pieces;
-    std::uint32_t ends[split_capacity], begin = 0;
-    splitter.begin(text);
-    while (std::size_t count = splitter.next(ends, split_capacity)) {
-        for (std::size_t i = 0; i < count; i++) {
-            pieces.push_back(text.substr(begin, ends[i] - begin));
-            begin = ends[i];
-        }
-    }
-    CHECK(begin == text.size());
-    return pieces;
-}
 
 std::vector<std::string> pieces_of(SplitRule rule, const std::string& text) {
     return pieces_of(*make_splitter({rule, ""}), text);
@@ -36,16 +23,6 @@ std::vector<std::string> pieces_of(SplitRule rule, const std::string& text) {
 using Pieces = std::vector<std::string>;
 
 constexpr SplitRule known_rules[] = {SplitRule::gpt2, SplitRule::cl100k, SplitRule::llama3, SplitRule::qwen};
-
-bool have_pcre2() {
-    try {
-        make_regex_splitter("a");
-        return true;
-    } catch (const Error& problem) {
-        MESSAGE("skipped: ", problem.message());
-        return false;
-    }
-}
 
 const std::vector<std::string> fragments = {"'s",
                                             "'t",
@@ -162,7 +139,7 @@ TEST_CASE(
 }
 
 TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on random text of every length") {
-    if (!have_pcre2()) return;
+    if (!has_pcre2()) return;
     std::mt19937 random(1);
     for (SplitRule rule : known_rules) {
         auto ours = make_splitter({rule, ""});
@@ -177,7 +154,7 @@ TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on random text of e
 }
 
 TEST_CASE("tokenizer_split: hand-written rules against PCRE2 on every code point") {
-    if (!have_pcre2()) return;
+    if (!has_pcre2()) return;
     std::string text;
     for (std::uint32_t code = 0; code < 0x110000; code++) {
         if (code >= 0xd800 && code < 0xe000) continue;
@@ -282,7 +259,7 @@ TEST_CASE("tokenizer_split: a safe cut changes nothing") {
 }
 
 TEST_CASE("tokenizer_split: any other pattern runs on PCRE2 and keeps what it does not match") {
-    if (!have_pcre2()) return;
+    if (!has_pcre2()) return;
     CHECK(pattern_of("[a-z]+").rule == SplitRule::regex);
     CHECK(pieces_of(*make_splitter(pattern_of("[a-z]+")), "ab12cd3") == Pieces{"ab", "12", "cd", "3"});
     CHECK(pieces_of(*make_splitter(pattern_of("x*")), "axxb") == Pieces{"a", "xx", "b"});

@@ -41,25 +41,57 @@ struct Pieces {
 class Step {
 public:
     virtual ~Step() = default;
-    virtual void apply(std::string_view piece, Pieces& out) = 0;
+    // `first`: the piece begins a document
+    virtual void apply(std::string_view piece, bool first, Pieces& out) = 0;
 };
 
-class PrefixSpace : public Step {
-    void apply(std::string_view piece, Pieces& out) override {
-        std::string prefixed(piece.starts_with(' ') ? "" : " ");
-        prefixed.append(piece);
-        out.add(prefixed);
+class Prefix : public Step {
+public:
+    explicit Prefix(const SplitStep& step) : text_(step.text), first_only_(step.first_only) {}
+    void apply(std::string_view piece, bool first, Pieces& out) override {
+        const bool stays = piece.starts_with(text_) || (first_only_ && !first);
+        out.add(stays ? std::string(piece) : text_ + std::string(piece));
     }
+
+private:
+    std::string text_;
+    bool first_only_;
+};
+
+class Replace : public Step {
+public:
+    explicit Replace(const SplitStep& step) : from_(step.from), text_(step.text) {}
+    void apply(std::string_view piece, bool, Pieces& out) override { out.add(replaced(piece, from_, text_)); }
+
+private:
+    std::string from_, text_;
 };
 
 class SpellBytes : public Step {
-    void apply(std::string_view piece, Pieces& out) override { out.add(to_characters(piece)); }
+    void apply(std::string_view piece, bool, Pieces& out) override { out.add(to_characters(piece)); }
+};
+
+class Words : public Step {
+public:
+    explicit Words(const SplitStep& step) : text_(step.text) {}
+    void apply(std::string_view piece, bool, Pieces& out) override {
+        std::size_t begin = 0, behind = 0;   // begin of the word, end of the last `text_`
+        for (std::size_t at; (at = piece.find(text_, behind)) != std::string_view::npos; behind = at + text_.size()) {
+            if (at == behind) continue;   // it follows another, or begins the piece
+            out.add(piece.substr(begin, at - begin));
+            begin = at;
+        }
+        out.add(piece.substr(begin));
+    }
+
+private:
+    std::string text_;
 };
 
 class IsolatingSplit : public Step {
 public:
     explicit IsolatingSplit(const SplitStep& step) : splitter_(make_splitter({step.rule, step.regex})) {}
-    void apply(std::string_view piece, Pieces& out) override {
+    void apply(std::string_view piece, bool, Pieces& out) override {
         std::uint32_t ends[split_capacity], begin = 0;
         piece = splitter_->begin(piece);
         while (const std::size_t count = splitter_->next(ends, split_capacity)) {
@@ -82,7 +114,7 @@ public:
           behavior_(step.behavior),
           invert_(step.invert) {}
 
-    void apply(std::string_view piece, Pieces& out) override {
+    void apply(std::string_view piece, bool, Pieces& out) override {
         ranges_.clear();
         parts_->begin(piece);
         std::uint32_t begin = 0;
@@ -130,7 +162,9 @@ private:
 
 std::unique_ptr<Step> make_step(const SplitStep& step) {
     switch (step.kind) {
-        case SplitStep::Kind::prefix_space: return std::make_unique<PrefixSpace>();
+        case SplitStep::Kind::prefix: return std::make_unique<Prefix>(step);
+        case SplitStep::Kind::replace: return std::make_unique<Replace>(step);
+        case SplitStep::Kind::words: return std::make_unique<Words>(step);
         case SplitStep::Kind::spell_bytes: return std::make_unique<SpellBytes>();
         case SplitStep::Kind::split: break;
     }
@@ -147,7 +181,7 @@ public:
         }
     }
 
-    std::string_view begin(std::string_view text) override {
+    std::string_view begin(std::string_view text, bool first) override {
         pieces_.clear();
         pieces_.add(text);
         const auto replace_pieces = [&](const auto& make) {
@@ -156,7 +190,7 @@ public:
             std::swap(pieces_, others_);
         };
         for (const auto& step : steps_) {
-            replace_pieces([&](std::string_view piece) { step->apply(piece, others_); });
+            replace_pieces([&](std::string_view piece) { step->apply(piece, first && others_.ends.empty(), others_); });
         }
         if (spelled_) {
             replace_pieces([&](std::string_view piece) {
