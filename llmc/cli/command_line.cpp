@@ -1,4 +1,5 @@
 #include "llmc/cli/command_line.h"
+#include "llmc/io/json_file.h"
 
 #include <CLI/CLI.hpp>
 
