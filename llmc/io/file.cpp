@@ -353,7 +353,7 @@ std::vector<std::string> matching_files(const std::string& flag, const std::stri
 
 void refuse_device(const std::string& path, const std::string& flag, bool pipes_too) {
     struct stat info {};
-    if (::stat(path.c_str(), &info) != 0 || path == "/dev/stdin") return;   // opening it will tell
+    if (::stat(path.c_str(), &info) != 0 || path == "/dev/stdin") return;                 // opening it will tell
     const bool is_named = !path.starts_with("/dev/fd/") && !path.starts_with("/proc/");   // not /dev/shm's
     if (!S_ISFIFO(info.st_mode) || (pipes_too && is_named))
         check_regular(flag.empty() ? path : flag + " " + path, info);
