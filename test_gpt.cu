@@ -14,6 +14,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
+#include "llmc/io/json_file.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/kernels/init.cuh"
 #include "llmc/model/download_testing.h"

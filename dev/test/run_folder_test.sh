@@ -73,7 +73,7 @@ else
 fi
 
 # ---- what would make it another run is refused
-expect 64 "--seed 43: the run to resume was started with --seed 7" "$train_gpt" --resume -o cut --seed 43
+expect 64 "--seed 43: the run to resume was started with --seed 7, by cut/step_" "$train_gpt" --resume -o cut --seed 43
 expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --channels 64
 expect 65 "the run was of a model with" "$train_gpt" --resume -o cut --seq-len 16
 cp -r data moved

@@ -1,4 +1,5 @@
 #include "llmc/cli/command_line.h"
+#include "llmc/io/json_file.h"
 
 #include <CLI/CLI.hpp>
 
@@ -225,20 +226,37 @@ AllGiven given_by_arguments(Verb verb, const OptionTable& table, std::vector<std
 }
 
 constexpr std::size_t kLongestLine = 16384;   // in --config, because the parser's time grows with the square
+constexpr std::size_t kLargestConfig = std::size_t{1} << 20;   // bytes: all options with long values are a tenth
+constexpr const char* kBlanks = " \t\r";
 
-// Returns true if a line's value begins with a quote that does not come again.
-bool has_open_quote(const std::string& line) {
-    const std::size_t equals = line.find('='), comment = line.find_first_of("#;");
-    if (equals == line.npos || comment < equals) return false;
-    const std::size_t begin = line.find_first_not_of(" \t", equals + 1);
-    return begin != line.npos && (line[begin] == '"' || line[begin] == '\'' || line[begin] == '`') &&
-           line.find(line[begin], begin + 1) == line.npos;
+// Returns true for a line of --config that is empty or a comment.
+bool says_nothing(const std::string& line) {
+    const std::size_t begin = line.find_first_not_of(kBlanks);
+    return begin == line.npos || line[begin] == '#' || line[begin] == ';';
+}
+
+// Returns what of a line's value begins and does not end, "a quote" or "a list"; else null. The parser would take what
+// is there for the value, less its last character where that is a list's.
+const char* left_open(const std::string& line) {
+    const std::size_t equals = line.find('=');
+    const std::string to_comment = line.substr(0, line.find('#'));
+    const std::size_t begin = equals == line.npos ? line.npos : to_comment.find_first_not_of(kBlanks, equals + 1);
+    if (begin == line.npos) return nullptr;
+    const char mark = line[begin];
+    if (mark == '[') return to_comment[to_comment.find_last_not_of(kBlanks)] == ']' ? nullptr : "a list";
+    if (mark != '"' && mark != '\'' && mark != '`') return nullptr;
+    const bool is_triple = line.compare(begin, 3, std::string(3, mark)) == 0;   // TOML's text of several lines
+    return is_triple || line.find(mark, begin + 1) == line.npos ? "a quote" : nullptr;
 }
 
 // Returns the options in the file of --config, which may be a pipe. Error(usage) where it is empty or was cut: each
 // line must have its end, an option is there once, and a file that --print-config has written must have its last line.
 AllGiven given_by_file(const OptionTable& table, const std::string& path) {
-    std::istringstream file(read_small_or_pipe(path, "--config"));
+    const std::string content = read_small_or_pipe(path, "--config");
+    refuse_if(content.size() > kLargestConfig,
+              text("--config ", path, ": ", content.size(), " bytes, expected at most ", kLargestConfig),
+              "Is this another file?");
+    std::istringstream file(content);
     AllGiven given;
     std::string line, last;
     bool is_printed = false;
@@ -247,11 +265,19 @@ AllGiven given_by_file(const OptionTable& table, const std::string& path) {
         refuse_if(file.eof(), where + "has no line end", "Was the file cut? If not, end its last line.");
         refuse_if(line.size() > kLongestLine, text(where, line.size(), " bytes, expected at most ", kLongestLine),
                   "Is this another file?");
-        refuse_if(has_open_quote(line), where + "a quote is not closed",
-                  "End the value with the quote it begins with.");
         is_printed = is_printed || line == kBegin;
+        if (says_nothing(line)) continue;
+        if (const char* const what = left_open(line)) {
+            throw Error(ErrorKind::usage, text(where, what, " is not closed"),
+                        "End the value with the quote or bracket it begins with.");
+        }
         std::istringstream alone(line);
-        for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(alone)) {
+        const bool is_section = line[line.find_first_not_of(kBlanks)] == '[';
+        const std::vector<CLI::ConfigItem> items =
+            is_section ? std::vector<CLI::ConfigItem>{} : CLI::ConfigTOML().from_config(alone);
+        refuse_if(items.empty(), text(where, "'", line.substr(0, 80), "' is not a name and a value"),
+                  "A line is as in: lr = 0.001");
+        for (const CLI::ConfigItem& item : items) {
             const std::string name = item.parents.empty() ? item.name : line;   // sections have parents
             const OptionRow* const row = table.find((name.size() == 1 ? "-" : "--") + name);
             if (row == nullptr) throw_unknown_option(table, "--" + name, where);

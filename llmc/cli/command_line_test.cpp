@@ -370,6 +370,46 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     CHECK(complaint({"--config", folder / "missing.cfg"}).rfind("74 ", 0) == 0);
 }
 
+TEST_CASE("options: every line of --config is a name and a value, or refused") {
+    TemporaryFolder folder;
+    const std::string path = folder / "run.cfg";
+    auto of = [&](const std::string& line) {
+        write_whole(real_files(), path, "\n \t\r\n# a comment\n; another\nseed=7\n" + line + "\n");
+        return complaint({"--config", path});
+    };
+    for (const char* line : {"lr=0.1", "lr = \"0.1\" # why", "lr=[0.1]", "lr = [ 0.1 ] # why", "model='d12'\r"}) {
+        CAPTURE(line);
+        CHECK(of(line) == "");
+    }
+    const std::string deep = std::string(16000, '['), many = [] {
+        std::string parents;
+        for (int i = 0; i < 8000; i++) parents += "a.";
+        return parents;
+    }();
+    const std::pair<std::string, const char*> wrong[] = {{"lr=\"0.1", "a quote is not closed"},
+                                                         {"model='d12", "a quote is not closed"},
+                                                         {"model=\"\"\"", "a quote is not closed"},
+                                                         {"lr=[0.1", "a list is not closed"},
+                                                         {"lr=[0.1 # ]", "a list is not closed"},
+                                                         {"lr=" + deep, "a list is not closed"},
+                                                         {"lr", "'lr' is not a name and a value"},
+                                                         {"++", "'++' is not a name and a value"},
+                                                         {"=1", "'=1' is not a name and a value"},
+                                                         {"[training]", "'[training]' is not a name and a value"},
+                                                         {"[default]", "'[default]' is not a name and a value"},
+                                                         {deep, "is not a name and a value"},
+                                                         {many + "lr=1", "is not a name and a value"}};
+    for (const auto& [line, told] : wrong) {
+        const std::string message = of(line);
+        CAPTURE(message);
+        CHECK(message.starts_with("64 --config " + path + ": line 6: "));
+        CHECK(message.find(told) != std::string::npos);
+        CHECK(message.size() < path.size() + 300);
+    }
+    write_whole(real_files(), path, std::string((1 << 20) + 1, '\n'));
+    CHECK(complaint({"--config", path}).find("1048577 bytes, expected at most 1048576") != std::string::npos);
+}
+
 TEST_CASE("options: help lists every group, with -h alone too") {
     for (const char* flag : {"--help", "-h"}) {
         std::string help = parse_command_line({flag}).print_and_exit;

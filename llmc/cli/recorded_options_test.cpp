@@ -26,6 +26,13 @@ std::string complaint(std::vector<std::string> arguments) {
     return "";
 }
 
+RunRecord record_of(const CommandLine& line) {
+    RunRecord record;
+    record.options = line.texts;
+    record.data = {{"train-data", 1, 100, "0123456789abcdef", {}}};
+    return record;
+}
+
 }   // namespace
 
 TEST_CASE("options: a resumed run has the recorded options where nothing else is given, however they are spelled") {
@@ -35,10 +42,8 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
         const auto found = std::ranges::find(line.texts, name, &OptionText::name);
         return found == line.texts.end() ? "(none)" : found->value;
     };
-    RunRecord record;
-    record.options = parse_command_line(
-                         {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"})
-                         .texts;
+    RunRecord record = record_of(parse_command_line(
+        {"-l", "2e-3", "-b", "2", "-m", "10", "-r", "3", "-w", "0", "--stop-after", "9", "-o", "else"}));
     write_run_record(real_files(), out, record);
     write_whole(real_files(), config, "warmup=5\n");
 
@@ -107,8 +112,7 @@ TEST_CASE("options: what belongs to a feature that a resumed run switches off le
         Arguments begin{"-o", out}, resume{"--resume", "-o", out};
         begin.insert(begin.end(), c.begun.begin(), c.begun.end());
         const CommandLine begun = parse_command_line(begin);
-        RunRecord record;
-        record.options = begun.texts;
+        const RunRecord record = record_of(begun);
         write_run_record(real_files(), out, record);
         // as long as the feature is on, the record's options stay
         CHECK(changed_options(record.options, parse_command_line(resume).texts).empty());
@@ -130,10 +134,9 @@ TEST_CASE("options: what belongs to a feature that a resumed run switches off le
 TEST_CASE("options: another --rope-scaling leaves the recorded numbers of the run's scaling behind") {
     TemporaryFolder folder;
     const std::string out = folder / "out";
-    RunRecord record;
-    record.options = parse_command_line({"--rope-scaling", "llama3", "--rope-factor", "4", "--rope-high-freq-factor",
-                                         "6", "--rope-original-len", "128", "--rope-theta", "80000", "-o", "else"})
-                         .texts;
+    const RunRecord record =
+        record_of(parse_command_line({"--rope-scaling", "llama3", "--rope-factor", "4", "--rope-high-freq-factor", "6",
+                                      "--rope-original-len", "128", "--rope-theta", "80000", "-o", "else"}));
     write_run_record(real_files(), out, record);
     constexpr auto none = static_cast<double>(RopeScaling::none), linear = static_cast<double>(RopeScaling::linear),
                    llama3 = static_cast<double>(RopeScaling::llama3);
@@ -178,9 +181,7 @@ TEST_CASE("options: every value of every field of the model comes back from opti
             field.set(wanted, value);
             const CommandLine first =
                 parse_command_line({text("--", field.name), field.value_of(wanted), "-o", "else"});
-            RunRecord record;
-            record.options = first.texts;
-            write_run_record(real_files(), out, record);
+            write_run_record(real_files(), out, record_of(first));
             const Options resumed = parse_command_line({"--resume", "-o", out}).options;
             INFO(std::string(field.name), " ", field.value_of(wanted));
             CHECK(resumed.architecture == ModelChoices{{field.name, value}});

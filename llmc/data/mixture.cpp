@@ -99,5 +99,9 @@ std::vector<MixturePhase> read_data_schedule(const FileSystem& files, const std:
         }
         phases.push_back(std::move(phase));
     }
+    if (phases.empty()) {
+        throw Error(ErrorKind::bad_data, text(path, ": no line with a step and weights"),
+                    "A line is as in: 1000 web:0.5,code:0.5");
+    }
     return phases;
 }

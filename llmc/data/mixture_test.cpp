@@ -114,6 +114,9 @@ TEST_CASE("mixture: schedules, and what is wrong with them") {
     CHECK(of("0 web:1\n").find("line 1: '0 web:1' is not a step and weights") != std::string::npos);
     CHECK(of("5 web:1 code:1\n").find("is not a step and weights") != std::string::npos);
     CHECK(of("5 web\n").find("web has no weights") != std::string::npos);
+    for (const char* empty : {"", "\n", "# step weights\n\n"}) {
+        CHECK(of(empty).find("schedule: no line with a step and weights") != std::string::npos);
+    }
     CHECK(of("5 wiki:1\n").find("line 1: --train-data has no source wiki") != std::string::npos);
 }
 

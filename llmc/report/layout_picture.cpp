@@ -10,10 +10,11 @@
 namespace {
 
 constexpr int kMostRows = 32;   // rows drawn; the others look the same
+constexpr int kMostRanks = 1 << 20;
 
 int number_of(const Json& options, const char* name) {
     const Json* value = options.find(name);
-    return value && value->is_text() ? std::max(std::atoi(value->as_text().c_str()), 0) : 0;
+    return value && value->is_text() ? std::clamp(std::atoi(value->as_text().c_str()), 0, kMostRanks) : 0;
 }
 
 std::string text_of(const Json& json, const char* name) {
@@ -34,8 +35,13 @@ Layout layout_of(const Json& options, const Json& start) {
     layout.cp = std::max(number_of(options, "cp"), 1);
     layout.tp = std::max(number_of(options, "tp"), 1);
     if (const Json* processes = start.find("processes"))
-        layout.processes = static_cast<int>(processes->as_whole(1 << 24));
-    layout.dp = std::max(layout.processes / (layout.pp * layout.cp * layout.tp), 1);
+        layout.processes = static_cast<int>(processes->as_whole(kMostRanks));
+    const std::int64_t of_replica = std::int64_t{layout.pp} * layout.cp * layout.tp;   // each below 2^20
+    if (of_replica > layout.processes) {
+        throw JsonError(text("--pp ", layout.pp, ", --cp ", layout.cp, " and --tp ", layout.tp, " are more than the ",
+                             layout.processes, " processes of the start"));
+    }
+    layout.dp = layout.processes / static_cast<int>(of_replica);
     return layout;
 }
 

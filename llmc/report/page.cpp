@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
+#include "llmc/io/json_file.h"
 #include "llmc/report/layout_picture.h"
 #include "llmc/report/page_style.h"
 #include "llmc/report/plot.h"
@@ -265,7 +266,7 @@ struct Told {
             if (const Json* how = line.find("end"); how && how->is_text()) end = how->as_text();
         }
         const std::string options = folder + "/options.json";
-        if (std::filesystem::exists(options)) record = parse_json(read_whole(real_files(), options));
+        if (std::filesystem::exists(options)) record = read_json_file(real_files(), options);
     }
 };
 
@@ -288,16 +289,30 @@ std::string state_of(const ReportedRun& reported, const Told& told) {
     return words;
 }
 
+// Returns what `make` makes of a file's content; errors about it name the file.
+template <class Make>
+std::string from_file(const std::string& path, Make make) {
+    try {
+        return make();
+    } catch (const JsonError& error) {
+        throw Error(ErrorKind::bad_data, text(path, ": ", error.what()), "Restore the file from a copy, or remove it.");
+    }
+}
+
 std::string section_of(const ReportedRun& reported, const Told& told, double last) {
+    const std::string options = reported.folder + "/options.json", log = reported.folder + "/" + run_log_name;
     std::string section = text("<h2>", xml(reported.run->name), "</h2>\n<p>", xml(state_of(reported, told)), "</p>\n");
-    if (!told.record.is_null()) section += layout_section(told.record);
+    if (!told.record.is_null()) section += from_file(options, [&] { return layout_section(told.record); });
     for (const ReportPicture& picture : reported.pictures) {
         section += text("<h3>", xml(picture.title), "</h3>\n<div class='wide paper'>", picture.svg, "</div>\n");
     }
     if (!told.events.empty()) section += time_line(told.events, last);
-    if (told.start && told.start->contains("memory")) section += memory_table(told.start->at("memory"));
+    if (told.start && told.start->contains("memory"))
+        section += from_file(log, [&] { return memory_table(told.start->at("memory")); });
     section += samples_of(told.log);
-    if (!told.record.is_null()) section += table_of_options(told.record.at("options"));
+    if (!told.record.is_null()) {
+        section += from_file(options, [&] { return table_of_options(told.record.at("options")); });
+    }
     return section;
 }
 

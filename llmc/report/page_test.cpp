@@ -206,17 +206,60 @@ TEST_CASE("report: records are regular files with short lines, whatever stands i
     TemporaryFolder folder;
     const std::string path = folder / "report.jsonl";
     std::uint64_t from = 0;
-    CHECK(whole_lines(path, from).empty());
+    auto lines = [&] {
+        int count = 0;
+        for_whole_lines(path, from, [&](const std::string&) { count++; });
+        return count;
+    };
+    CHECK(lines() == 0);
     REQUIRE(mkfifo(path.c_str(), 0600) == 0);
-    CHECK_THROWS_WITH_AS(whole_lines(path, from), doctest::Contains("report.jsonl: is a pipe"), Error);
+    CHECK_THROWS_WITH_AS(lines(), doctest::Contains("report.jsonl: is a pipe"), Error);
     CHECK_THROWS_WITH_AS(RunReader(path).read(), doctest::Contains("report.jsonl: is a pipe"), Error);
     std::filesystem::remove(path);
     write_whole(real_files(), path, "a\n\n" + std::string((1 << 20) - 1, 'b') + "\nc");
-    CHECK(whole_lines(path, from).size() == 3);
+    CHECK(lines() == 3);
     CHECK(from == 3 + (1 << 20));
+    from = 0;   // one after the other: what comes later is not read where the one before is refused
+    CHECK_THROWS_AS(
+        for_whole_lines(path, from, [](const std::string&) { throw Error(ErrorKind::bad_data, "this one"); }), Error);
+    CHECK(from == 2);
+    CHECK(lines() == 2);
     std::filesystem::resize_file(path, std::uintmax_t{1} << 40);   // a terabyte, on the disk hardly more than before
-    CHECK_THROWS_WITH_AS(whole_lines(path, from),
-                         doctest::Contains("report.jsonl: byte 1048579: a line of more than 1048576 bytes"), Error);
+    CHECK_THROWS_WITH_AS(lines(), doctest::Contains("report.jsonl: byte 1048579: a line of more than 1048576 bytes"),
+                         Error);
+}
+
+TEST_CASE("report: files of a run that are empty or of another kind are named") {
+    TemporaryFolder folder;
+    const std::string run = folder / "run";
+    put(run + "/metrics.jsonl", metrics_of(1));
+    const char* cases[][3] = {
+        {"options.json", "", "options.json: byte 2: not JSON"},
+        {"options.json", "[]", "options.json: found [], expected a JSON object"},
+        {"options.json", "{}", "options.json: there is no \"options\""},
+        {"options.json", R"({"options":[]})", "options.json: found [], expected an object"},
+        {"options.json", R"({"options":{"pp":"2000000000"},"starts":[{}]})", "options.json: --pp 1048576, --cp 1"},
+        {"options.json", R"({"options":{},"starts":[]})", ""},
+        {"report.jsonl", R"({"step":1,"start":{"memory":[]}})", "report.jsonl: found [], expected an object"},
+        {"report.jsonl", R"({"step":1,"start":{"memory":{"a":""}}})", "report.jsonl: found \"\", expected a number"},
+        {"report.jsonl", R"({"step":1,"start":{"memory":{}}})", ""},
+        {"report.jsonl", R"({"step":1,"start":[]})", ""},
+        {"report.jsonl", "\n[]\n{}", ""}};
+    for (const auto& [name, content, told] : cases) {
+        CAPTURE(content);
+        put(run + "/" + name, text(content, "\n"));
+        std::string message;
+        try {
+            page_of(run);
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::bad_data);
+            message = error.what();
+        }
+        CAPTURE(message);
+        CHECK(message.empty() == std::string_view(told).empty());
+        CHECK(message.find(told) != std::string::npos);
+        std::filesystem::remove(run + "/" + name);
+    }
 }
 
 TEST_CASE("report: whatever operation fails or is the last before a kill, the old page or the new one is there") {

@@ -28,9 +28,9 @@ const Points& Run::of(const std::string& key) const {
     return found == series.end() ? none : found->second;
 }
 
-std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from) {
-    std::vector<std::string> lines;
-    if (!real_files().exists(path)) return lines;
+void for_whole_lines(const std::string& path, std::uint64_t& from,
+                     const std::function<void(const std::string&)>& take) {
+    if (!real_files().exists(path)) return;
     const std::unique_ptr<File> file = real_files().open(path);
     std::string block(longest_line, '\0');
     for (std::uint64_t size = file->size(); from < size;) {
@@ -38,15 +38,14 @@ std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& fro
         file->read_at(from, std::as_writable_bytes(std::span(block)));
         std::size_t begin = 0;
         for (std::size_t end; (end = block.find('\n', begin)) != block.npos; begin = end + 1) {
-            lines.push_back(block.substr(begin, end - begin));
+            from += end + 1 - begin;
+            take(block.substr(begin, end - begin));
         }
-        from += begin;
         if (begin > 0) continue;
         if (block.size() < longest_line) break;   // the last line may not have its end yet
         throw Error(ErrorKind::bad_data, text(path, ": byte ", from, ": a line of more than ", longest_line, " bytes"),
                     "Records have short lines: is this another file?");
     }
-    return lines;
 }
 
 RunReader::RunReader(std::string path, CurveAxis axis) : path_(std::move(path)), axis_(axis) {
@@ -64,10 +63,10 @@ const Run& RunReader::read() {
         lines_ = 0;
         x_ = 0;
     }
-    for (const std::string& line : whole_lines(path_, bytes_)) {
+    for_whole_lines(path_, bytes_, [this](const std::string& line) {
         lines_++;
         take(line);
-    }
+    });
     return run_;
 }
 

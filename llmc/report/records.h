@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -45,6 +46,6 @@ private:
     double x_ = 0;
 };
 
-// Returns the whole lines of a regular file from byte `from` on, and moves `from` behind them. The file may be missing.
-// A line has at most 1 MiB.
-std::vector<std::string> whole_lines(const std::string& path, std::uint64_t& from);
+// Calls `take` with each whole line of a regular file from byte `from` on, after moving `from` behind it. The file may
+// be missing, and of any size: a megabyte of it is read at a time. A line has at most 1 MiB.
+void for_whole_lines(const std::string& path, std::uint64_t& from, const std::function<void(const std::string&)>& take);

@@ -30,12 +30,12 @@ void RunLog::add(int step, const std::string& key, Json value) {
 std::vector<Json> read_run_log(const std::string& folder) {
     std::vector<Json> told;
     std::uint64_t from = 0;
-    for (const std::string& line : whole_lines(folder + "/" + run_log_name, from)) {
+    for_whole_lines(folder + "/" + run_log_name, from, [&told](const std::string& line) {
         try {
             Json json = parse_json(line);
             if (json.contains("step") && json.at("step").is_number()) told.push_back(std::move(json));
         } catch (const JsonError&) {   // torn or empty line: skipped
         }
-    }
+    });
     return told;
 }

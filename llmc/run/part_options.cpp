@@ -1,4 +1,5 @@
 #include "llmc/run/part_options.h"
+#include "llmc/io/json_file.h"
 
 #include <algorithm>
 #include <iterator>

@@ -401,14 +401,15 @@ std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& toke
 
 void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
                     const RunInputs& now) {
+    const std::string by = text(", by ", now.checkpoint, "/run.json");
     refuse_if(state.seed != options.seed,
-              text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed),
+              text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed, by),
               "The order of samples follows from the seed: give the same one.");
     const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader checks
     const bool same_length = state.loader.T == 0 || state.loader.T == now.train_tokens.T();
     refuse_if(!is_mixture && same_length && state.windows != now.train_tokens.windows(),
               text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
-                   options.seq_len, " has ", now.train_tokens.windows()),
+                   options.seq_len, " has ", now.train_tokens.windows(), by),
               "Resume with the same data and sequence length.");
     if (!recorded) return;
     const std::string trained_on = now.data.front().option.substr(0, now.data.front().option.find(' '));

@@ -41,7 +41,12 @@ Json to_json(const RecordedData& data) {
 }
 
 RecordedData data_from(const Json& json) {
-    return {json.at("option").as_text(), json.at("shards").as_whole(UINT64_MAX), json.at("tokens").as_whole(UINT64_MAX),
+    const std::string& option = json.at("option").as_text();
+    if (!option.starts_with("train-data") && !option.starts_with("val-data")) {
+        throw JsonError(
+            text("found data of the option ", quoted(json.at("option")), ", expected train-data or val-data"));
+    }
+    return {option, json.at("shards").as_whole(UINT64_MAX), json.at("tokens").as_whole(UINT64_MAX),
             json.at("hash").as_text(), texts_from(json.at("manifests"))};
 }
 
@@ -54,6 +59,9 @@ RunRecord record_from(const Json& json) {
     record.options = texts_from(json.at("options"));
     for (const Json& data : json.at("data").elements()) record.data.push_back(data_from(data));
     record.starts = json.at("starts").elements();
+    // every run has some of each; without them a resumed one would take defaults, or any data
+    if (record.options.empty()) throw JsonError("\"options\" is empty");
+    if (record.data.empty()) throw JsonError("\"data\" is empty");
     return record;
 }
 

@@ -70,6 +70,11 @@ TEST_CASE("run record: a damaged one is refused, and says what was found") {
     CHECK(complaint("\"options\"", "\"option\"").find("options") != std::string::npos);
     CHECK(complaint("\"tokens\": 99", "\"tokens\": -1").find("found -1") != std::string::npos);
     CHECK(complaint("{", "[") != "");
+    CHECK(complaint("\"train-data\",\n", "\"\",\n").find("found data of the option \"\"") != std::string::npos);
+    for (const char* name : {"options", "data"}) {   // what follows, under a name that nobody reads
+        const std::string empty = text("\"", name, "\": ", *name == 'o' ? "{}" : "[]", ", \"was\":");
+        CHECK(complaint(text("\"", name, "\":"), empty).find(text("\"", name, "\" is empty")) != std::string::npos);
+    }
 }
 
 TEST_CASE("run record: options that differ are those of the run, and those that are new to the record") {

@@ -55,8 +55,6 @@ inline constexpr const char* kRouterBiasFile = "router_bias.safetensors";
 std::vector<TensorEntry> router_bias_entries(const ModelConfig& config);
 std::vector<float> read_router_bias(const FileSystem& files, const std::string& folder, const ModelConfig& config);
 
-// Reads a JSON file whose content is an object.
-Json read_json_file(const FileSystem& files, const std::string& path);
 // Reads the model that a Hugging Face folder's config.json describes.
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder);
 

@@ -6,6 +6,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/io/json_file.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
@@ -35,7 +36,7 @@ std::set<std::string> weight_files(const FileSystem& files, const std::string& f
     if (map == nullptr || !map->is_object()) bad(index, "there is no \"weight_map\" in it");
     std::set<std::string> names;
     for (const auto& [tensor, file] : map->members()) {
-        if (!file.is_text() || file.as_text().find('/') != std::string::npos) {
+        if (!file.is_text() || file.as_text().empty() || file.as_text().find('/') != std::string::npos) {
             bad(index,
                 text("tensor '", tensor.substr(0, 200), "' is in ", quoted(file), ", expected a file of this folder"));
         }
@@ -231,16 +232,6 @@ std::vector<float> read_router_bias(const FileSystem& files, const std::string& 
         all.insert(all.end(), values.begin(), values.end());
     }
     return all;
-}
-
-Json read_json_file(const FileSystem& files, const std::string& path) {
-    try {
-        Json json = parse_json(read_whole(files, path));
-        if (!json.is_object()) bad(path, "expected a JSON object");
-        return json;
-    } catch (const JsonSyntaxError& error) {
-        bad(path, text("byte ", error.byte, ": not JSON: ", error.what()));
-    }
 }
 
 ModelConfig hugging_face_model_config(const FileSystem& files, const std::string& folder) {

@@ -402,7 +402,8 @@ TEST_CASE("weight_source: Hugging Face folders of another model or with parts mi
     CHECK(with_config("\"gpt2\"", "\"bert\"").find("\"model_type\" is \"bert\"") != std::string::npos);
     CHECK(with_config("\"n_layer\":2", "\"n_layer\":3").find("no tensor 'h.2.ln_1.weight'") != std::string::npos);
     CHECK(with_config("\"n_layer\":2,", "").find("no \"n_layer\"") != std::string::npos);
-    CHECK(with_config("\"vocab_size\":50", "\"vocab_size\":51").find("expected by config.json [51,16]") != std::string::npos);
+    CHECK(with_config("\"vocab_size\":50", "\"vocab_size\":51").find("expected by config.json [51,16]") !=
+          std::string::npos);
     CHECK(with_config("\"n_inner\":null", "\"n_inner\":17").find("an MLP of width 17") != std::string::npos);
     CHECK(with_config("}", "").find("not JSON") != std::string::npos);
     CHECK(with_config("\"n_head\":2", "\"n_head\":\"2\"").find("expected a size") != std::string::npos);
@@ -412,7 +413,17 @@ TEST_CASE("weight_source: Hugging Face folders of another model or with parts mi
     real_files().remove_all(folder / "model.safetensors");
     CHECK(message_of([&] { open_weights(real_files(), folder.path()); }).find("neither model.safetensors") !=
           std::string::npos);
-    write_whole(real_files(), folder / "model.safetensors.index.json", R"({"weight_map":{"a":"../b"}})");
-    CHECK(message_of([&] { open_weights(real_files(), folder.path()); }).find("a file of this folder") !=
-          std::string::npos);
+    const std::pair<const char*, const char*> indices[] = {{R"({"weight_map":{"a":"../b"}})", "a file of this folder"},
+                                                           {R"({"weight_map":{"a":""}})", "a file of this folder"},
+                                                           {R"({"weight_map":{}})", "\"weight_map\" lists no tensor"},
+                                                           {R"({"weight_map":[]})", "no \"weight_map\""},
+                                                           {"{}", "no \"weight_map\""},
+                                                           {"", "not JSON"}};
+    for (const auto& [index, told] : indices) {
+        write_whole(real_files(), folder / "model.safetensors.index.json", index);
+        const std::string message = message_of([&] { open_weights(real_files(), folder.path()); });
+        CAPTURE(message);
+        CHECK(message.find("model.safetensors.index.json: ") != std::string::npos);
+        CHECK(message.find(told) != std::string::npos);
+    }
 }

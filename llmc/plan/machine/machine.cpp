@@ -1,4 +1,5 @@
 #include "llmc/plan/machine/machine.h"
+#include "llmc/io/json_file.h"
 
 #include <algorithm>
 #include <charconv>

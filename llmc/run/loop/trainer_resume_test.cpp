@@ -136,6 +136,7 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
                               {"\"values\": [", "\"values\": [0, ", "129 values of a window, expected 128"},
                               {"\"epoch\": 0", "\"epoch\": true", "found true"},
                               {"\"seed\"", "\"sEed\"", "there is no \"seed\""},
+                              {"\"auto\"", "\"\"", "no attention \"\""},
                               {"\"adamw\"", "\"nadam\"", "no optimizer nadam"}};
     for (const auto& change : wrong) {
         const auto& [from, to, expected] = change;
