@@ -12,7 +12,7 @@ enum class OptimizerKind : std::uint8_t { adamw, muon, lamb, lars, sgd };   // l
 // which moves them as AdamW does at the same rate (Liu et al., "Muon is scalable for LLM training", 2025).
 enum class MuonScale : std::uint8_t { original, match_rms_adamw };
 
-// Says what replicas send in an outer step: weights in fp32, or deltas (what weights have changed by since the last one) in
+// Says what replicas send in an outer step: weights in fp32, or deltas (changes of weights since the last one) in
 // blocks of 8 or 2 bits an element, or only the largest (compressed_average.h).
 enum class OuterCompression : std::uint8_t { none, int8, int2_, topk };
 
