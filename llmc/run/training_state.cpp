@@ -164,7 +164,7 @@ void write_description(CheckpointWriter& writer, const ModelConfig& config, cons
 
 void write_router_bias(CheckpointWriter& writer, const ModelConfig& config, const std::vector<float>& bias) {
     const std::vector<TensorEntry> entries = router_bias_entries(config);
-    if (entries.empty() || bias.empty()) return;   // none: all zero
+    if (entries.empty()) return;
     SafetensorsWriter file = writer.create(kRouterBiasFile, entries, {});
     file.write_values(std::span(bias));
     file.finish();

@@ -275,14 +275,18 @@ inline std::set<std::string> files_of(const ParamStorage& storage, int rank_in_s
     }
     if (storage.place().at == MeshCoordinates{}) {
         names.insert({"config.json", "manifest.json", "matmul.json", "model.safetensors.index.json", "run.json"});
+        if (storage.table().config().router == RouterScore::sigmoid) names.insert("router_bias.safetensors");
     }
     return names;
 }
 
-inline RunState run_state() {
+inline RunState run_state(const ModelConfig& config = {}) {
     RunState state;
     state.step = 7;
     state.windows = 123;
+    if (config.router == RouterScore::sigmoid) {
+        state.router_bias.assign(static_cast<std::size_t>(config.layers * config.experts), 0.25f);
+    }
     return state;
 }
 inline const CheckpointExtras extras{"", "{}\n"};
@@ -304,7 +308,8 @@ struct ReshardRank {
         return {me.rank(), me.ranks(), [this](const std::string& own) { return me.world.gather_text(own); }};
     }
     void save(const std::string& folder) {
-        save_training_state(files, folder, run_state(), state.tensors(), extras, gatherer, ranks());
+        save_training_state(files, folder, run_state(state.storage().table().config()), state.tensors(), extras,
+                            gatherer, ranks());
         me.require(files.created == files_of(state.storage(), gatherer.rank(), gatherer.ranks()), "wrote other files");
     }
     void load(const std::string& checkpoint) {
@@ -312,7 +317,8 @@ struct ReshardRank {
         load_training_state(files, checkpoint, state.tensors(), me.stream);
         const std::string where = state.difference();
         me.require(where.empty(), "other values than were saved in ", where);
-        const std::uint64_t needed = state.needed_bytes(), tensors = state.storage().tensors().size();
+        const std::uint64_t biases = sizeof(float) * run_state(state.storage().table().config()).router_bias.size();
+        const std::uint64_t needed = state.needed_bytes() + biases, tensors = state.storage().tensors().size();
         me.require(files.data_bytes == needed, "read ", files.data_bytes, " bytes of tensors, needs ", needed);
         me.require(files.all_bytes <= needed + needed / 10 + (tensors << 16), "read ", files.all_bytes, " bytes");
     }
@@ -328,7 +334,7 @@ inline std::string reference(const SharedFolder& folder, Case c, std::int64_t ch
         OwnedStream stream;
         const RankState state(c, 0, arena, stream.get(), channels);
         state.fill();
-        save_training_state(real_files(), path, run_state(), state.tensors(), extras,
+        save_training_state(real_files(), path, run_state(state.storage().table().config()), state.tensors(), extras,
                             Gatherer(state.storage(), nullptr, false, arena, stream.get()));
     });
     return path + "/" + checkpoint_name(7);
