@@ -171,7 +171,7 @@ for layout in "1 --experts 8" "2 --experts 8 --ep 2 --router sigmoid --recompute
     force $layout --force-balance 1
     verdict $? "--force-balance 1 on $layout: $(tail -n 3 "$work/forced.log")"
     [ "$(grep -c 'experts 1.00-1.00, entropy 1.000' "$work/forced.log")" -eq 3 ] &&
-        grep -q 'choice of experts  *| in turn' "$work/forced.log"
+        grep -q -- '--force-balance  *| 1 ' "$work/forced.log"
     verdict $? "an even load on $layout: $(grep step "$work/forced.log")"
 done
 force 1 --experts 8 && ! grep -qE 'experts 1.00-1.00|choice of experts' "$work/forced.log"
