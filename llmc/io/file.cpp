@@ -277,7 +277,7 @@ std::string read_large(const FileSystem& files, const std::string& path) {
 }
 
 std::string read_small_or_pipe(const std::string& path, const std::string& flag) {
-    refuse_device(path, flag, true);   // opening a named pipe would wait for who writes to it
+    refuse_device(path, flag);
     const std::string place = text(flag, " ", path);
     std::ifstream file(path, std::ios::binary);
     if (!file) fail_on_file(place, "open", errno);
@@ -353,8 +353,8 @@ std::vector<std::string> matching_files(const std::string& flag, const std::stri
 
 void refuse_device(const std::string& path, const std::string& flag, bool pipes_too) {
     struct stat info {};
-    if (::stat(path.c_str(), &info) != 0 || path == "/dev/stdin") return;                 // opening it will tell
-    const bool is_named = !path.starts_with("/dev/fd/") && !path.starts_with("/proc/");   // not /dev/shm's
+    if (::stat(path.c_str(), &info) != 0 || path == "/dev/stdin") return;   // opening it will tell
+    const bool is_named = !path.starts_with("/dev/") && !path.starts_with("/proc/");
     if (!S_ISFIFO(info.st_mode) || (pipes_too && is_named))
         check_regular(flag.empty() ? path : flag + " " + path, info);
 }
