@@ -44,7 +44,7 @@ std::string config_json(const ModelConfig& config, TensorType type, const Tokeni
 
 std::string tokenizer_config_json(const ModelConfig& config, const Tokenizer& tokenizer) {
     const SpecialIds& ids = tokenizer.special();
-    auto token = [&](std::optional<std::uint32_t> id) { return id ? Json(tokenizer.data().tokens[*id]) : Json(); };
+    auto token = [&](std::optional<std::uint32_t> id) { return id ? Json(tokenizer.data().spelling(*id)) : Json(); };
     Json json = Json::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
                               {"bos_token", token(ids.bos)},
                               {"eos_token", token(ids.eos.front())},

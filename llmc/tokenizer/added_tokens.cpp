@@ -107,6 +107,7 @@ AddedTokens::AddedTokens(const TokenizerData& data) : data_(data) {
         std::string storage;
         const std::string_view bytes =
             normal ? normalized(data.pattern, data.spelling(id), storage) : std::string_view(data.spelling(id));
+        if (bytes.empty()) continue;   // the normal form may have nothing that a text could have
         (normal ? normal_ : as_is_).add(std::string(bytes), id);
         if (data.is_special[id] != 1) some_not_special_[normal ? 1 : 0] = true;
     }

@@ -91,17 +91,25 @@ TokenizerData load_file(const std::string& path) {
     return data;
 }
 
-// Collects the tokens that stand for bytes.
-ByteFallback byte_fallback_of(const std::vector<std::string>& spelled) {
+// Collects the tokens of the model's own vocabulary that stand for bytes.
+ByteFallback byte_fallback_of(const TokenizerData& data) {
     ByteFallback ids;
     ids.fill(BpeModel::no_token);
-    for (std::uint32_t id = 0; id < spelled.size(); id++) {
-        if (const std::optional<unsigned char> byte = byte_of_token(spelled[id])) ids[*byte] = id;
+    for (std::uint32_t id = 0; id < data.spelled.size(); id++) {
+        if (data.rules_of(id).outside) continue;
+        if (const std::optional<unsigned char> byte = byte_of_token(data.spelled[id])) ids[*byte] = id;
     }
     return ids;
 }
 
 }   // namespace
+
+std::optional<std::uint32_t> TokenizerData::named(std::string_view token) const {
+    for (std::uint32_t id = 0; id < tokens.size(); id++) {
+        if (has(id) && spelling(id) == token) return id;
+    }
+    return std::nullopt;
+}
 
 Tokenizer::Tokenizer(TokenizerData data) {
     check(data);
@@ -184,7 +192,7 @@ std::uint64_t Tokenizer::hash_of_rules() const {
 }
 
 void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
-    if (id >= vocab_size() || data().tokens[id].empty()) {
+    if (!data().has(id)) {
         throw Error(ErrorKind::bad_data,
                     text("token ", id, " is not in the vocabulary of ", vocab_size(), " ids of tokenizer ", name()));
     }
@@ -245,7 +253,7 @@ const BpeModel& Tokenizer::model() const {
         }
         state_->model = std::make_unique<BpeModel>(
             d.by_characters() ? d.spelled : d.tokens, unknown_to_model, merges, d.whole_piece_first, d.unknown,
-            d.by_characters() ? std::optional(byte_fallback_of(d.spelled)) : std::nullopt);
+            d.by_characters() ? std::optional(byte_fallback_of(d)) : std::nullopt);
     }
     return *state_->model;
 }

@@ -39,7 +39,7 @@ struct AddedTokenRules {
     bool lstrip = false, rstrip = false;   // takes the white space before it, behind it, along
     bool single_word = false;              // only where no character of a word stands beside it
     bool normalized = false;               // in the normal form of the text, between tokens that are found as they are
-    bool outside = false;   // the model does not know it; said only where tokens are spelled (TokenizerData)
+    bool outside = false;   // the model does not know it. Set only if `spelled` is not empty (TokenizerData)
     bool operator==(const AddedTokenRules&) const = default;
 };
 
@@ -47,9 +47,9 @@ struct AddedTokenRules {
 struct TokenizerData {
     std::string name;
     std::vector<std::string> tokens;   // bytes of every id; empty: an id that is not used
-    // Characters of every id as merges and added tokens have them; empty: the bytes are these. Not empty for
-    // vocabularies of characters with tokens for bytes (SentencePiece's byte_fallback), where "▁" is decoded as a
-    // space.
+    // Characters of every id as merges and added tokens have them. If empty, tokens are spelled by their bytes. Not
+    // empty for vocabularies of characters with tokens for bytes (SentencePiece's byte_fallback), where "▁" is decoded
+    // as a space.
     std::vector<std::string> spelled;
     std::vector<std::uint8_t> is_special;   // per id: an added token, 1 special, 2 not: text always becomes that token
     std::map<std::uint32_t, AddedTokenRules> rules;   // rules of the added tokens that have some
@@ -71,6 +71,9 @@ struct TokenizerData {
 
     bool by_characters() const { return !spelled.empty(); }
     const std::string& spelling(std::uint32_t id) const { return by_characters() ? spelled[id] : tokens[id]; }
+    bool has(std::uint64_t id) const { return id < tokens.size() && !spelling(static_cast<std::uint32_t>(id)).empty(); }
+    // Returns the token that files call by this name, which is how they spell it.
+    std::optional<std::uint32_t> named(std::string_view token) const;
     AddedTokenRules rules_of(std::uint32_t id) const {
         const auto found = rules.find(id);
         return found == rules.end() ? AddedTokenRules{} : found->second;

@@ -239,7 +239,7 @@ private:
                                         .rstrip = flag(token, "rstrip"),
                                         .single_word = flag(token, "single_word"),
                                         .normalized = flag(token, "normalized"),
-                                        .outside = by_characters_ && is_new};
+                                        .outside = by_characters_ && (is_new || data_.rules_of(id).outside)};
             if (rules != AddedTokenRules{}) data_.rules[id] = rules;
         }
     }
@@ -348,6 +348,7 @@ private:
     void read_metaspace(const Json& step, std::vector<SplitStep>& steps) {
         const std::string& mark = step.at("replacement").as_text();
         if (mark.empty()) fail(step, place_, "a Metaspace without a replacement");
+        if (byte_level_) fail(step, place_, "a Metaspace behind a ByteLevel step is not supported");
         const Json* scheme = step.find("prepend_scheme");
         const bool first = scheme != nullptr && *scheme == "first", always = scheme == nullptr || *scheme == "always";
         if (!first && !always && *scheme != "never") {
@@ -457,11 +458,10 @@ private:
     void choose_end_of_text() {
         for (const char* name :
              {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<eos>", "</s>", "<|eos|>", "[EOS]"}) {
-            for (std::uint32_t id = 0; id < data_.tokens.size(); id++) {
-                if (data_.is_special[id] && data_.tokens[id] == name) {
-                    data_.end_of_text = id;
-                    return;
-                }
+            const std::optional<std::uint32_t> id = data_.named(name);
+            if (id && data_.is_special[*id]) {
+                data_.end_of_text = *id;
+                return;
             }
         }
         auto first = std::find(data_.is_special.begin(), data_.is_special.end(), 1);
@@ -542,7 +542,7 @@ std::string to_huggingface(const TokenizerData& data) {
     std::vector<std::string> spelled;
     for (std::uint32_t id = 0; id < data.tokens.size(); id++) {
         spelled.push_back(merge_spelling(data, id));
-        if (data.tokens[id].empty()) continue;
+        if (!data.has(id)) continue;
         const AddedTokenRules rules = data.rules_of(id);
         if (!rules.outside) vocab.add(vocab_spelling(data, id), id);
         if (!data.is_special[id]) continue;

@@ -49,6 +49,32 @@ std::string edited(std::string json, const std::string& from, const std::string&
     return json.replace(at, from.size(), to);
 }
 
+// Returns a tokenizer.json with another value of one part.
+std::string with_part(const std::string& json, const std::string& part, const Json& value) {
+    const Json all = parse_json(json);
+    Json other = Json::object();
+    for (const auto& [key, old] : all.members()) other.add(key, key == part ? value : old);
+    return to_text(other);
+}
+
+// Returns a tokenizer.json with more tokens that are not special, found in the normal form of a text or as they are.
+std::string with_added(const std::string& json, std::uint64_t id, const std::vector<std::string>& contents,
+                       bool normalized) {
+    const Json old = parse_json(json);
+    Json added = Json::array();
+    for (const Json& token : old.at("added_tokens").elements()) added.append(token);
+    for (const std::string& content : contents) {
+        added.append(Json::object({{"id", id++},
+                                   {"content", content},
+                                   {"single_word", false},
+                                   {"lstrip", false},
+                                   {"rstrip", false},
+                                   {"normalized", normalized},
+                                   {"special", false}}));
+    }
+    return with_part(json, "added_tokens", added);
+}
+
 }   // namespace
 
 TEST_CASE("sentencepiece: ids and decoded texts are those of the tokenizers package, and so is what is written back") {
@@ -99,6 +125,38 @@ TEST_CASE("sentencepiece: bytes that are not UTF-8 become the tokens of bytes") 
     CHECK(decode(tokenizer, encode(tokenizer, text)) == text);
 }
 
+TEST_CASE("sentencepiece: special tokens that are found in the normal form of a text keep their names") {
+    const std::string llama = json_of_family("Llama 2");   // as the first Llama's, whose decoder makes " </s>" of one
+    const Json old = parse_json(llama);
+    Json added = Json::array();
+    for (const Json& token : old.at("added_tokens").elements()) {
+        added.append(parse_json(edited(to_text(token), "\"normalized\":false", "\"normalized\":true")));
+        if (added.elements().size() == 3) break;
+    }
+    const TokenizerData data = parse_huggingface(with_part(llama, "added_tokens", added), "tokenizer.json");
+    CHECK(data.spelling(data.end_of_text) == "</s>");
+    CHECK(data.named("<s>") == 1);
+    CHECK_FALSE(data.named(" </s>"));
+    CHECK_FALSE(data.named(""));
+}
+
+TEST_CASE("sentencepiece: an added token of which the normalizer leaves nothing is never found") {
+    const std::string without = with_part(json_of_family("Llama 2"), "normalizer", parse_json(R"({"type": "Replace",
+                                          "pattern": {"String": "X"}, "content": ""})"));
+    const std::string with = with_added(without, 342, {"X", "YY"}, true);
+    const Tokenizer plain(parse_huggingface(without, "tokenizer.json")),
+        more(parse_huggingface(with, "tokenizer.json"));
+    CHECK(encode(more, "aXb") == encode(plain, "ab"));
+    CHECK(encode(more, "aXYYb") == Ids{encode(plain, "a")[0], 343, encode(plain, "b")[0]});
+}
+
+TEST_CASE("sentencepiece: only tokens of the model's own vocabulary stand for bytes") {
+    const std::string json =
+        with_added(json_of_family("TinyLlama, some bytes without a token"), 337, {"<0x9F>"}, false);
+    // "\xc3\x9f" has no token of its own, nor has its second byte
+    CHECK(encode(Tokenizer(parse_huggingface(json, "tokenizer.json")), "a\xc3\x9f") == Ids{257, 258, 0});
+}
+
 TEST_CASE("sentencepiece: a text is cut into words only where no merge reaches over their beginning") {
     const auto steps = [](const std::string& json) {
         return parse_huggingface(json, "tokenizer.json").pattern.steps.size();
@@ -131,10 +189,7 @@ TEST_CASE("sentencepiece: what is not as in the package is refused by name") {
         }
     };
     const auto with = [&](const char* part, const char* value) {
-        const Json json = parse_json(llama);
-        Json other = Json::object();
-        for (const auto& [key, old] : json.members()) other.add(key, key == part ? parse_json(value) : old);
-        return complaint(to_text(other));
+        return complaint(with_part(llama, part, parse_json(value)));
     };
     const auto contains = [](const std::string& message, const char* part) {
         CAPTURE(message);
@@ -151,6 +206,9 @@ TEST_CASE("sentencepiece: what is not as in the package is refused by name") {
     contains(with("pre_tokenizer",
                   R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "second", "split": true})"),
              "found \"second\", expected first, always or never");
+    contains(with("pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space":
+                  false}, {"type": "Metaspace", "replacement": "_", "split": false}]})"),
+             "a Metaspace behind a ByteLevel step");
     contains(with("pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits":
                   true}, {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": false}]})"),
              "prepend_scheme first behind other steps");

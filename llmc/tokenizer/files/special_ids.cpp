@@ -11,16 +11,12 @@ namespace {
 constexpr const char* generation_config = "generation_config.json";
 constexpr const char* tokenizer_config = "tokenizer_config.json";
 
-bool has_token(const TokenizerData& data, std::uint64_t id) {
-    return id < data.tokens.size() && !data.tokens[id].empty();
-}
-
 // Returns true if an id that was read, or one of a list, is that of a token.
 bool names_token(const TokenizerData& data, const Json& value) {
     if (value.is_array()) {
         return std::ranges::any_of(value.elements(), [&](const Json& element) { return names_token(data, element); });
     }
-    return value.is_number() && value != -1 && has_token(data, value.as_whole(UINT64_MAX));
+    return value.is_number() && value != -1 && data.has(value.as_whole(UINT64_MAX));
 }
 
 Json json_or_null(const std::optional<std::uint32_t>& id) {
@@ -63,7 +59,7 @@ private:
             if (value.is_null() || value == -1) return;   // -1: none, in files of old
             if (!value.is_number()) fail(value.offset(), text(of, "_token_id: ", quoted(value), " is not a token id"));
             const std::uint64_t id = value.as_whole(UINT64_MAX);
-            if (has_token(data_, id)) ids.push_back(static_cast<std::uint32_t>(id));
+            if (data_.has(id)) ids.push_back(static_cast<std::uint32_t>(id));
         };
         if (const Json* value = json.find(of + "_token_id"); value != nullptr && value->is_array()) {
             for (const Json& element : value->elements()) take(element);
@@ -73,10 +69,7 @@ private:
         const Json* token = json.find(of + "_token");
         if (token == nullptr || token->is_null()) return ids;
         const std::string& content = (token->is_object() ? token->at("content") : *token).as_text();
-        const auto found = std::ranges::find(data_.tokens, content);
-        if (found != data_.tokens.end() && !content.empty()) {
-            ids.push_back(static_cast<std::uint32_t>(found - data_.tokens.begin()));
-        }
+        if (const std::optional<std::uint32_t> named = data_.named(content)) ids.push_back(*named);
         return ids;
     }
 
@@ -100,7 +93,7 @@ std::uint32_t separator_of(const TokenizerData& data) {
     const std::vector<std::uint32_t>& eos = data.special.eos;
     for (const char* name : {"<|endoftext|>", "<|end_of_text|>"}) {
         for (const std::uint32_t id : eos) {
-            if (data.tokens[id] == name) return id;
+            if (data.spelling(id) == name) return id;
         }
     }
     return eos.front();
@@ -142,10 +135,8 @@ TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& pa
 
 SpecialIds usual_special_ids(const TokenizerData& data) {
     SpecialIds ids{.bos = data.end_of_text, .pad = {}, .eos = {data.end_of_text}};
-    if (data.tokens[data.end_of_text] != "<|begin_of_text|>") return ids;
-    const auto end = std::ranges::find(data.tokens, "<|end_of_text|>");
-    if (end != data.tokens.end())
-        ids.eos.insert(ids.eos.begin(), static_cast<std::uint32_t>(end - data.tokens.begin()));
+    if (data.spelling(data.end_of_text) != "<|begin_of_text|>") return ids;
+    if (const std::optional<std::uint32_t> end = data.named("<|end_of_text|>")) ids.eos.insert(ids.eos.begin(), *end);
     return ids;
 }
 
