@@ -180,7 +180,7 @@ std::vector<AttentionKind> attention_kinds(const Problem& problem) {
     const ModelConfig& config = problem.reference.table.config();
     const AttentionShape shape = self_attention_shape(problem.B, problem.T, static_cast<int>(config.heads),
                                                       static_cast<int>(config.head_size()));
-    const std::string refusal = LibraryAttention::refusal<floatX>(shape);
+    const std::string refusal = attention_refusal<floatX, floatX>(AttentionKind::library, shape);
     if (refusal.empty()) return {AttentionKind::own, AttentionKind::library};
     MESSAGE("SKIPPED library attention: ", refusal);
     return {AttentionKind::own};

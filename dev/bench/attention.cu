@@ -1,8 +1,7 @@
 // Causal self-attention, our own and the library's, forward and backward, on packed q, k, v; also with grouped queries.
-#include "llmc/kernels/attention/attention.h"
+#include "llmc/model/attention/attention_choice.h"
 
 #include "dev/bench/operand.cuh"
-#include "llmc/kernels/attention/library_attention.h"
 #include "llmc/model/precision.h"
 
 namespace {
@@ -24,33 +23,10 @@ Work work_of(const Sizes& s, bool backward) {
             .tokens = rows};
 }
 
-const char* name_of(AttentionKind kind) {
+const char* whose_is(AttentionKind kind) {
     return kind == AttentionKind::library ? "library attention "
            : kind == AttentionKind::own   ? "own attention "
                                           : "own sm_90a attention ";
-}
-std::string refusal_of(AttentionKind kind, const AttentionShape& shape) {
-    if (kind == AttentionKind::library) return LibraryAttention::refusal<floatX>(shape);
-    if (kind == AttentionKind::own) return "";
-    static const std::string sm90 = std::is_same_v<floatX, bf16> ? sm90_attention_refusal() : "for bf16 only";
-    return sm90;   // a self-check: once, and only where it is asked for
-}
-template <class T>
-void own_forward(AttentionKind kind, const AttentionForward<T>& args, cudaStream_t stream) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        if (kind == AttentionKind::own_sm90) return sm90_attention_forward(args, stream);
-    }
-    own_attention_forward(args, stream);
-}
-
-template <class T>
-void own_backward(AttentionKind kind, const AttentionBackward<T>& args, const DeviceBuffer<float>& workspace,
-                  cudaStream_t stream) {
-    if constexpr (std::is_same_v<T, bf16>) {
-        if (kind == AttentionKind::own_sm90)
-            return sm90_attention_backward(args, {workspace.data(), workspace.size()}, stream);
-    }
-    own_attention_backward(args, stream);
 }
 
 void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
@@ -59,36 +35,29 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
                        packed = std::int64_t{s.B} * s.T * (s.NH + 2 * s.kv_heads()) * s.HS;
     const std::string where =
         text("B=", s.B, " NH=", s.NH, s.group > 1 ? text(" KV=", s.kv_heads()) : "", " T=", s.T, " HS=", s.HS);
-    const std::string whose = name_of(kind);
+    const std::string whose = whose_is(kind);
     auto part = [&](floatX* qkv, int i) { return packed_heads(qkv, i, s.T, s.NH, s.HS, s.kv_heads()); };
     auto heads = [&](floatX* tensor) { return contiguous_heads(tensor, s.T, s.NH, s.HS); };
     for (bool backward : {false, true}) {
         auto timing = bench.begin({whose + (backward ? "backward" : "forward"), where, work_of(s, backward)});
         if (!timing) continue;
-        if (const std::string refusal = refusal_of(kind, shape); !refusal.empty()) {
+        if (const std::string refusal = attention_refusal<floatX, floatX>(kind, shape); !refusal.empty()) {
             std::printf("%s%s: %s\n", whose.c_str(), where.c_str(), refusal.c_str());
             return;
         }
         Operand<floatX> out(*timing, n), qkv(*timing, packed), dout(*timing, backward ? n : 1),
             dqkv(*timing, backward ? packed : 1);
         Operand<float> lse(*timing, rows), delta(*timing, rows);
-        LibraryAttention* library = nullptr;
-        std::unique_ptr<LibraryAttention> owner;
-        if (kind == AttentionKind::library)
-            library = (owner = std::make_unique<LibraryAttention>(timing->arena())).get();
+        const AttentionChoice<floatX> attention(kind, shape, timing->arena(), {.backward = backward});
         auto forward = [&](int set) {
             const AttentionForward<floatX> args{heads(out[set]),   lse[set],          part(qkv[set], 0),
                                                 part(qkv[set], 1), part(qkv[set], 2), shape};
-            if (library) return library_attention_forward(*library, args, bench.stream());
-            own_forward(kind, args, bench.stream());
+            attention.forward(args, bench.stream());
         };
         if (!backward) {
             timing->measure(forward);
             continue;
         }
-        DeviceBuffer<float> workspace;
-        if (kind == AttentionKind::own_sm90)
-            workspace = timing->arena().allocate<float>("bench/workspace", sm90_attention_workspace(shape));
         for (int set = 0; set < timing->sets(); set++) forward(set);   // makes `out` and `lse` what backward expects
         timing->measure([&](int set) {
             const AttentionBackward<floatX> args{part(dqkv[set], 0),
@@ -102,8 +71,7 @@ void measure(Bench& bench, const Sizes& s, AttentionKind kind) {
                                                  part(qkv[set], 1),
                                                  part(qkv[set], 2),
                                                  shape};
-            if (library) return library_attention_backward(*library, args, bench.stream());
-            own_backward(kind, args, workspace, bench.stream());
+            attention.backward(args, bench.stream());
         });
     }
 }

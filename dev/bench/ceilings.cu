@@ -28,8 +28,8 @@ double copy_speed(cudaStream_t stream, bool on_gpu, std::int64_t cache_bytes) {
     auto by_kernel = [&](int count) {
         for (int i = 0; i < count; i++) cast<float, float>(to.data(), from.data(), floats, stream);
     };
-    const double seconds =
-        std::min(sample_calls(by_runtime, stream, 0.3, on_gpu).best, sample_calls(by_kernel, stream, 0.3, on_gpu).best);
+    const double seconds = std::min(sample_calls(by_runtime, stream, 0.3, on_gpu).median,
+                                    sample_calls(by_kernel, stream, 0.3, on_gpu).median);
     return 2.0 * static_cast<double>(n) / seconds;
 }
 
@@ -39,7 +39,7 @@ double matmul_speed(cudaStream_t stream, bool on_gpu) {
     double best = 0;
     for (int size : sizes) {
         Arena arena;
-        Matmul matmul(arena);
+        Matmul matmul(arena, {.tries = 0});
         const std::int64_t n = std::int64_t{size} * size;
         auto matrix = [&](std::uint64_t key) {
             auto buffer = arena.allocate<floatX>("ceiling/matrix", static_cast<std::size_t>(n));
@@ -52,7 +52,7 @@ double matmul_speed(cudaStream_t stream, bool on_gpu) {
                 matmul.forward<floatX>(c.data(), a.data(), b.data(), nullptr, MatmulShape{size, size, size}, stream);
             }
         };
-        best = std::max(best, 2.0 * size * static_cast<double>(n) / sample_calls(multiply, stream, 0.5, on_gpu).best);
+        best = std::max(best, 2.0 * size * static_cast<double>(n) / sample_calls(multiply, stream, 0.5, on_gpu).median);
         CUDA_CHECK(cudaStreamSynchronize(stream));
     }
     return best;

@@ -55,7 +55,8 @@ int bench_collectives(const BenchOptions& options, const CollectivesOptions& ask
                 std::printf("picture: %s\n", asked.picture.c_str());
             }
             if (!asked.write_machine.empty()) {
-                Machine machine = measure_machine(world, nullptr, stream);
+                const MeasuredLoad load = measured_load(model_config("gpt2:124M"), large ? 16 : 1, large ? 1024 : 256);
+                Machine machine = measure_machine(world, load, nullptr, 0, stream);
                 machine.source = text("measured by bench --write-machine with ", world.ranks(), " ranks");
                 set_links(machine, times);
                 if (world.is_first()) {

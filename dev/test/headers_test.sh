@@ -7,7 +7,8 @@
 #   3. no object of a CUDA build depends on llmc/cuda_on_cpu;
 #   4. where the toolkit is installed: values, names and texts in driver_types.h are the toolkit's;
 #   5. host code that divides loops over the cores is compiled with -O3. With -Og library attention took three times as
-#      long, and no test of what it computes can show that.
+#      long, and no test of what it computes can show that;
+#   6. the benchmarks compile.
 source "$(dirname "$0")/common.sh"
 CXX=${CXX:-g++}
 # ---- 1. stand-ins refuse nvcc
@@ -88,6 +89,13 @@ while read -r source; do
 done <"$work/parallel" >"$work/unoptimised"
 [ -s "$work/parallel" ] || echo "no source calls parallel_for" >"$work/unoptimised"
 nothing_wrong "what runs on all cores is compiled with -O3" "$(<"$work/unoptimised")"
+
+# ---- 6. the benchmarks, which no other check of make test compiles, still fit what they call
+find dev/bench -maxdepth 1 \( -name '*.cu' -o -name '*.cpp' \) -print0 |
+    xargs -0 -P "$(nproc)" -n 2 "$CXX" -std=c++20 -x c++ -DPRECISION_BF16 -Illmc/cuda_on_cpu/include -I. $third_party $mpi \
+        -fsyntax-only 2>"$work/bench.err"
+grep -h 'error' "$work/bench.err" >"$work/misfits"
+nothing_wrong "benchmarks fit what they call" "$(<"$work/misfits")"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

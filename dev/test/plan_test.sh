@@ -173,6 +173,7 @@ reduced=$(sed -nE 's/^ +group dp of rank 0 +[0-9.]+ +([0-9.]+)$/\1/p' "$work/out
 awk -v link="$(in_machine "$work/machine2" intra)" -v all_reduce="$reduced" 'BEGIN { exit !(link > 0 && link <= 1e9 * (all_reduce + 0.001)) }'
 verdict $? "no link is faster than an all-reduce: $(in_machine "$work/machine2" intra), $reduced GB/s"
 expect 0 "2 devices" "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
+expect 0 "2 rank(s), matmuls of 64 rows, attention of 2 x 32 tokens, 2 heads of 16" "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
 expect 0 "5/5 | loss" "$train_gpt" "${run[@]}" "${data[@]}" --max-steps 5 -o "$work/run"
 expect 0 "compared with the medians of 4 steps:" "$train_gpt" plan "${run[@]}" --vocab-size 257 --machine "$work/machine" --compare "$work/run"
 for what in "step .* ms: the plan is off by" "speed .* tokens/s: the plan is off by" "memory .* bytes of the first rank: the plan is off by [+-][0-9.]+%"; do

@@ -27,6 +27,7 @@
 #include "llmc/run/loop/trainer.h"
 #include "llmc/run/metrics/metrics_server.h"
 #include "llmc/run/run_inputs.h"
+#include "llmc/run/part_options.h"
 #include "llmc/run/run_parts.h"
 
 namespace {
@@ -280,7 +281,10 @@ void RunCheck::check_kernels() {
 }
 
 std::string RunCheck::write_machine(const LinkSpeeds* links) {
-    const Machine machine = measure_machine(world_, links, options_.comm_sms, stream_.get());
+    MeasuredLoad load = measured_load(model_.config, options_.micro_batch, options_.seq_len);
+    load.kind = options_.attention;
+    load.matmul = matmul_options(options_);
+    const Machine machine = measure_machine(world_, load, links, options_.comm_sms, stream_.get());
     const std::string& path = options_.write_machine;
     if (world_.is_first()) write_whole(real_files(), path, to_text(to_json(machine), 1) + "\n");
     return formatted("matmuls at %.4g GFLOP/s, copies at %.4g GB/s, in ", 1e-9 * machine.best_matmul(),

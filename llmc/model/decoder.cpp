@@ -28,7 +28,7 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
              .expert_ranks = expert_ranks_,
              .sizes = sizes_,
              .workspace = workspace_,
-             .gelu_fusion = 0,
+             .choices = choices_,
              .stream = stream,
              .router_bias = router_bias_.data()},
       embedding_(tools_, parameters_),

@@ -50,6 +50,7 @@ private:
     VocabularyRegion vocabulary_;
     ExpertRanks expert_ranks_;
     RouterBias router_bias_;
+    const StageChoices choices_{.gelu_fusion = 0};
     StageTools tools_;
     Embedding embedding_;
     std::vector<Layer> layers_;

@@ -46,8 +46,8 @@ void Head::chunk_loss(const Batch& batch, int first, int count, float dloss, boo
     const Workspace& w = tools_.workspace;
     tools_.vocabulary.loss(Classifier<floatX>{
         w.logits.data(), w.losses.data() + first, batch.targets + first, count, tools_.sizes.V, tools_.sizes.Vp, dloss,
-        gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss, gradient ? tools_.z_loss : 0.0f,
-        gradient || margins_ == nullptr ? nullptr : margins_ + first});
+        gradient ? ClassifierOutput::loss_and_gradient : ClassifierOutput::loss,
+        gradient ? tools_.choices.z_loss : 0.0f, gradient || margins_ == nullptr ? nullptr : margins_ + first});
 }
 
 void Head::loss(const floatX* in, const Batch& batch) const {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "llmc/base/enum_names.h"
+#include "llmc/kernels/attention/attention_kinds.h"
 #include "llmc/run/options.h"
 
 template <>
@@ -62,14 +63,6 @@ struct EnumNames<GradCompression> {
                                                       {"int8", GradCompression::int8},
                                                       {"topk", GradCompression::topk},
                                                       {"powersgd", GradCompression::powersgd}};
-};
-
-template <>
-struct EnumNames<AttentionKind> {
-    static constexpr EnumName<AttentionKind> list[]{{"auto", AttentionKind::auto_},
-                                                    {"own", AttentionKind::own},
-                                                    {"library", AttentionKind::library},
-                                                    {"own-sm90", AttentionKind::own_sm90}};
 };
 
 template <>

@@ -94,6 +94,13 @@ WorldOptions world_options(const Options& options) {
     return result;
 }
 
+MatmulOptions matmul_options(const Options& options) {
+    const bool may_serve = sizeof(floatX) == sizeof(bf16) && options.matmul_tries != 1;
+    return {.allow_tf32 = options.tf32,
+            .tries = options.matmul_tries,
+            .own_kernels = may_serve ? OwnKernels::where_they_serve : OwnKernels::never};
+}
+
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at) {
     StageOptions result{options};
@@ -113,10 +120,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
     for (std::int64_t length : options.shorter_lengths()) result.shorter_lengths.push_back(static_cast<int>(length));
     result.ulysses = options.ulysses();
     result.recompute = options.recompute.value();
-    result.matmul.allow_tf32 = options.tf32;
-    result.matmul.tries = options.matmul_tries;
-    const bool may_serve = sizeof(floatX) == sizeof(bf16) && options.matmul_tries != 1;
-    result.matmul.own_kernels = may_serve ? OwnKernels::where_they_serve : OwnKernels::never;
+    result.matmul = matmul_options(options);
     result.comm_sms = options.left_sms >= 0 ? options.left_sms : options.comm_sms;
     result.link_sms = mesh.pp > 1 ? 2 * link_sms(options.comm_sms) : 0;   // one to receive, one to send
     add_pipeline(result, options, config);

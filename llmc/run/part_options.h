@@ -17,6 +17,7 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size);
 // those are more, and the frequencies that are asked for. A scaling that the model does not have yet begins with its
 // defaults, llama3 with the model's positions as the original ones. Throws Error(usage) for scaling without a factor.
 ModelConfig continued_model(const ModelConfig& model, const Options& options);
+MatmulOptions matmul_options(const Options& options);
 // Returns the options of any rank's stage. Throws Error(usage) if a pipeline has too few layers.
 StageOptions stage_options(const Options& options, const ModelConfig& config, const MeshShape& mesh,
                            const MeshCoordinates& at);

@@ -107,12 +107,10 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
         s.loss_outliers = outliers_from(json.at("loss_outliers"));
         s.norm_outliers = outliers_from(json.at("norm_outliers"));
         const std::string attention = json.at("attention").as_text();
-        const AttentionKind kinds[] = {AttentionKind::auto_, AttentionKind::own, AttentionKind::library,
-                                       AttentionKind::own_sm90};
-        const auto kind =
-            std::ranges::find(kinds, attention, [](AttentionKind of) { return std::string(name_of(of)); });
+        const auto& kinds = EnumNames<AttentionKind>::list;
+        const auto kind = std::ranges::find(kinds, attention, &EnumName<AttentionKind>::name);
         if (kind == std::end(kinds)) throw JsonError(text("this program knows no attention \"", attention, "\""));
-        s.attention = *kind;
+        s.attention = kind->value;
         const std::string next = json.at("next").as_text();
         for (s.next = StepPhase::validation; next != name_of(s.next); s.next = phase_after(s.next)) {
             if (s.next != StepPhase::next_step) continue;

@@ -9,6 +9,7 @@
 #include "llmc/base/check.h"
 #include "llmc/kernels/attention/attention_common.cuh"
 #include "llmc/kernels/attention/attention_kernels.h"
+#include "llmc/kernels/attention/attention_kinds.h"
 #include "llmc/kernels/launch.cuh"
 
 namespace {
@@ -90,22 +91,26 @@ void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream)
     launch_attention_forward_fma(a, stream);
 }
 
+static void check_limits_sm90(const AttentionShape& shape) {
+    const AttentionLimits& limits = limits_of(AttentionKind::own_sm90);
+    ENSURE(limits.documents || shape.documents.first == nullptr, "kernels for sm_90a have no mask of documents");
+    ENSURE(shape.HS <= limits.largest_head, "kernels for sm_90a have no heads of ", shape.HS, " channels");
+}
+
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
     check_arguments(a);
-    ENSURE(a.shape.documents.first == nullptr, "kernels for sm_90a have no mask of documents");
-    if (a.shape.HS > kLargestHeadSm90) return launch_attention_forward_mma<O>(a, stream);
+    check_limits_sm90(a.shape);
     launch_attention_forward_hopper(a, stream);
 }
 
 template <class G>
 void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
     check_arguments(a);
-    ENSURE(a.shape.documents.first == nullptr, "kernels for sm_90a have no mask of documents");
+    check_limits_sm90(a.shape);
     const std::size_t needed = sm90_attention_workspace(a.shape);
     ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);
-    if (a.shape.HS > kLargestHeadSm90) return launch_attention_backward_mma<G>(a, stream);
     launch_attention_backward_hopper(a, workspace.data(), stream);
 }
 

@@ -24,8 +24,8 @@
 
 #include "llmc/base/dtype.h"
 
-// Implementation that computes attention (--attention). `auto_`: the library on a CPU, the fastest one on a GPU.
-// `own_sm90`: our own bf16 kernels for sm_90a, used only after their self-check has passed.
+// Implementation that computes attention (--attention; attention_kinds.h). `auto_`: the library on a CPU, the fastest
+// one on a GPU. `own_sm90`: our own bf16 kernels for sm_90a, used only after their self-check has passed.
 enum class AttentionKind : std::uint8_t { auto_, own, library, own_sm90 };
 
 // A (B, T, NH, HS) tensor anywhere in memory: element (b, t, h, c) is data[b * batch + t * token + h * head + c].
@@ -58,8 +58,7 @@ HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size
     return {qkv + first * head_size, tokens * row, row, head_size};
 }
 
-inline constexpr int kLargestHead = 256;       // largest HS
-inline constexpr int kLargestHeadSm90 = 128;   // largest HS of the kernels for sm_90a
+inline constexpr int kLargestHead = 256;   // largest HS
 
 // Documents that share a sequence and do not see each other: query i of batch b sees no key before first[b * batch +
 // i]. first[] never decreases along a sequence. It may lie past the last key: then the query sees none.
@@ -83,7 +82,7 @@ struct AttentionShape {
     // models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
     int group = 1;
     FirstKeys documents = {};
-    bool masks_documents = false;   // calls will have `documents`: tells refusal() beforehand
+    bool masks_documents = false;   // calls will have `documents`: tells attention_refusal beforehand
 
     int kv_heads() const { return NH / group; }
 };
@@ -135,8 +134,7 @@ template <class T, class G>
 void own_attention_backward(const AttentionBackward<T, G>& arguments, cudaStream_t stream);
 
 // Compute own attention with the kernels for sm_90a (attention_hopper_forward.cuh, attention_hopper_backward.cuh); O
-// and G are bf16 or float. Heads above kLargestHeadSm90 use the kernels of attention_mma.cuh. `workspace` is device
-// memory, overwritten.
+// and G are bf16 or float. Within their limits (attention_kinds.h). `workspace` is device memory, overwritten.
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& arguments, cudaStream_t stream);
 template <class G>

@@ -115,12 +115,8 @@ AttentionLayout packed_layout(const AttentionShape& s, bool backward) {
     return layout_of(AttentionBackward<bf16>{q, k, k, nullptr, alone, alone, nullptr, q, k, k, s});
 }
 
-std::string unsupported_by_cudnn(const AttentionShape& s, bool backward, int compute_capability) {
-    if (s.HS % 8 != 0 || s.HS > 128) return text("cuDNN: head size ", s.HS, ", expected a multiple of 8 up to 128");
-    const AttentionMask mask = attention_mask<false>(s, 0);
-    const bool masked = !mask.is_full();
-    if (s.masks_documents) return "cuDNN: masks of documents are not served";
-    if (masked && !mask.is_triangle()) return "cuDNN: no causal mask between blocks that begin at different positions";
+std::string wrong_in_cudnn(const AttentionShape& s, bool backward, int compute_capability) {
+    const bool masked = !attention_mask<false>(s, 0).is_full();
     if (s.B == 1 && s.NH == 1 && (s.Tq == 1 || s.Tk == 1))
         return "cuDNN: it is reported to crash near one token of one head";
     if (backward && !masked && s.Tk % 128 == 64 && compute_capability == 90)

@@ -2,8 +2,8 @@
 //
 // The graph is described to cudnn-frontend, NVIDIA's header-only library over cuDNN's backend, which writes attention
 // in the forms that cuDNN's engines know and works around defects of single versions. attention_cudnn_test.cpp checks
-// without a GPU that the graph is the attention of attention.h, and that engines of cuDNN accept it for an H200. Not
-// yet run on a GPU.
+// without a GPU that the graph is the attention of attention.h, and that engines of cuDNN accept it for an H200.
+// docs/performance.md has its speed there.
 //
 // Engines whose results depend on timing are never taken. cuDNN lists the others, the fastest first; the first whose
 // workspace is within a limit becomes the plan. The choice is not measured, so a resumed run has the same plan.
@@ -73,9 +73,9 @@ AttentionLayout layout_of(const Arguments& a) {
 // Returns the layout of the program's own calls: q, k, v and their gradients packed, the others without gaps.
 AttentionLayout packed_layout(const AttentionShape& shape, bool backward);
 
-// Returns why cuDNN must not be used for this shape on a device of this compute capability (90: sm_90); empty if it
-// may. Covers unsupported shapes, and shapes for which errors of cuDNN are reported.
-std::string unsupported_by_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
+// Returns the error that cuDNN is reported to make for this shape on a device of this compute capability (90: sm_90);
+// empty if none is known.
+std::string wrong_in_cudnn(const AttentionShape& shape, bool backward, int compute_capability);
 
 // Returns what to do about a failure of cuDNN that says `why`; empty where nothing is known.
 std::string cudnn_advice(const std::string& why);

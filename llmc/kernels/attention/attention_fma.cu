@@ -5,19 +5,15 @@
 
 namespace {
 
-// Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
-// In bf16 only three sizes exist, because these kernels only replace others.
+// Calls `run` with the head size of the kernels (with_head_size). In bf16 only three sizes exist, because these kernels
+// only replace others.
 template <class T, class Run>
 void with_padded_head_size(int HS, Run run) {
     if constexpr (std::is_same_v<T, float>) {
-        if (HS <= 32) return run(std::integral_constant<int, 32>{});
+        with_head_size<32, 64, 96, 128, kLargestHead>(HS, run);
+    } else {
+        with_head_size<64, 128, kLargestHead>(HS, run);
     }
-    if (HS <= 64) return run(std::integral_constant<int, 64>{});
-    if constexpr (std::is_same_v<T, float>) {
-        if (HS <= 96) return run(std::integral_constant<int, 96>{});
-    }
-    if (HS <= 128) return run(std::integral_constant<int, 128>{});
-    run(std::integral_constant<int, kLargestHead>{});
 }
 
 }   // namespace

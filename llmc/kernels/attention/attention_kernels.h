@@ -6,10 +6,21 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "llmc/base/dtype.h"
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/launch.cuh"
+
+// Calls run(std::integral_constant<int, D>{}) with the first of the head sizes, which ascend, that holds HS channels:
+// kernels are compiled for these, and channels from HS to D are zero.
+template <int D, int... kLarger, class Run>
+auto with_head_size(int HS, Run run) {
+    if constexpr (sizeof...(kLarger) > 0) {
+        if (HS > D) return with_head_size<kLarger...>(HS, run);
+    }
+    return run(std::integral_constant<int, D>{});
+}
 
 // fp32 multiply-adds (attention_fma.cu), for all of attention.h.
 template <class T, class O>

@@ -8,20 +8,15 @@
 #include "llmc/kernels/attention/attention_mma_backward.cuh"
 #include "llmc/kernels/attention/attention_mma_forward.cuh"
 
-// Calls run(std::integral_constant<int, D>{}) with the smallest head size D that kernels exist for and that holds HS.
-// With masks of documents only three sizes exist, because each takes long to compile.
+// Calls `run` with the head size of the kernels (with_head_size). With masks of documents only three sizes exist,
+// because each takes long to compile.
 template <bool DOCUMENTS, class Run>
 void with_padded_head_size(int HS, Run run) {
-    if constexpr (!DOCUMENTS) {
-        if (HS <= 32) return run(std::integral_constant<int, 32>{});
+    if constexpr (DOCUMENTS) {
+        with_head_size<64, 128, kLargestHead>(HS, run);
+    } else {
+        with_head_size<32, 64, 80, 96, 128, kLargestHead>(HS, run);
     }
-    if (HS <= 64) return run(std::integral_constant<int, 64>{});
-    if constexpr (!DOCUMENTS) {
-        if (HS <= 80) return run(std::integral_constant<int, 80>{});
-        if (HS <= 96) return run(std::integral_constant<int, 96>{});
-    }
-    if (HS <= 128) return run(std::integral_constant<int, 128>{});
-    run(std::integral_constant<int, kLargestHead>{});
 }
 
 template <class O, bool DOCUMENTS>

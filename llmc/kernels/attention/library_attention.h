@@ -1,16 +1,9 @@
 // Computes attention with a library: cuDNN on a GPU (library_attention_cudnn.cpp), oneDNN on a CPU
 // (library_attention_onednn.cpp).
 //
-// attention.h says what is computed and in which layouts; this is its other implementation (`--attention library`). A
-// library has limits that our own kernels do not have, so ask first: `refusal` says why it cannot serve, and
-// `--attention auto` then takes our own. With `--attention library`, a missing library or an unsupported shape is an
-// error.
-//
-//            element types                      shapes
-//   oneDNN   fp32, bf16 (all of attention.h)    all of attention.h
-//   cuDNN    bf16 in and out, bf16 gradients    all of attention.h but heads of more than 128 channels, key or query
-//                                              offsets (q0, k0), masks of documents, and what it is reported to
-//                                              do wrong (unsupported_by_cudnn)
+// attention.h says what is computed and in which layouts; this is its other implementation (`--attention library`).
+// Whether it can serve is asked of attention_refusal (attention_kinds.h): a library may be missing, has limits, and
+// cuDNN is reported to do some shapes wrong.
 //
 // Deterministic. One object serves one stream at a time, because it owns a workspace ("workspace/attention" in the
 // arena). The library chooses its size: oneDNN needs none; cuDNN's deterministic backward may need 2 B NH Tq Tk bytes,
@@ -27,11 +20,15 @@
 #include "llmc/kernels/attention/attention.h"
 #include "llmc/kernels/operation_timer.h"
 
+struct AttentionLimits;   // attention_kinds.h
+
 class LibraryAttention {
 public:
-    // Returns why the library cannot serve this element type and shape on this machine; empty if it can. `G`: element
-    // type of the output, and of the gradients if `backward`. Does not throw. Plans that cuDNN had to build for the
-    // answer are kept for the calls and for later questions.
+    static const AttentionLimits& limits();
+
+    // Returns why the library cannot serve this element type and shape, which are within its limits, on this machine;
+    // empty if it can. `G`: element type of the output, and of the gradients if `backward`. Does not throw. Plans that
+    // cuDNN had to build for the answer are kept for the calls and for later questions.
     template <class T, class G = T>
     static std::string refusal(const AttentionShape& shape, bool backward = true);
 

@@ -3,6 +3,7 @@
 #include "llmc/kernels/attention/library_attention.h"
 
 #include "llmc/base/check.h"
+#include "llmc/kernels/attention/attention_kinds.h"
 
 #ifdef USE_CUDNN
 
@@ -43,7 +44,7 @@ struct Cudnn {
     // Returns the plan of a layout, building it at the first call. Throws Error(no_device) with the reason if there is
     // none.
     const CudnnAttention& plan(const AttentionShape& shape, const AttentionLayout& layout) {
-        const std::string reason = unsupported_by_cudnn(shape, layout.backward, compute_capability);
+        const std::string reason = wrong_in_cudnn(shape, layout.backward, compute_capability);
         if (!reason.empty()) throw Error(ErrorKind::no_device, reason);
         return plans.get(layout, [&] {
             const CudnnAttention attention(layout, {handle, "", 0});
@@ -54,10 +55,12 @@ struct Cudnn {
     }
 };
 
+// Checks what nobody may ask of cuDNN (LibraryAttention::limits): its graph would read other numbers.
 template <class T, class O>
-void refuse_types() {
-    if (!std::is_same_v<T, bf16> || !std::is_same_v<O, bf16>)
-        throw Error(ErrorKind::no_device, "cuDNN's attention reads and writes 16-bit numbers only");
+void check_limits(const AttentionShape& shape) {
+    const std::string why =
+        beyond(LibraryAttention::limits(), shape, !std::is_same_v<T, bf16>, !std::is_same_v<O, bf16>);
+    ENSURE(why.empty(), "cuDNN's attention: ", why);
 }
 
 }   // namespace
@@ -69,7 +72,7 @@ struct LibraryAttention::Impl {
     // Returns the plan and allocates workspace for it.
     template <template <class, class> class Arguments, class T, class O>
     const CudnnAttention& prepare(const Arguments<T, O>& a) {
-        refuse_types<T, O>();
+        check_limits<T, O>(a.shape);
         const CudnnAttention& plan = Cudnn::get().plan(a.shape, layout_of(a));
         if (plan.workspace_bytes() > workspace.bytes()) {
             workspace = {};   // freed before more is allocated
@@ -92,7 +95,7 @@ struct LibraryAttention::Impl {
 
 template <class T, class G>
 std::size_t LibraryAttention::workspace_bytes(const AttentionShape& shape, bool backward) {
-    refuse_types<T, G>();
+    check_limits<T, G>(shape);
     const std::size_t bytes = Cudnn::get().plan(shape, packed_layout(shape, false)).workspace_bytes();
     if (!backward) return bytes;
     return std::max(bytes, Cudnn::get().plan(shape, packed_layout(shape, true)).workspace_bytes());
@@ -128,6 +131,12 @@ LibraryAttention::LibraryAttention(Arena&) { throw Error(ErrorKind::no_device, n
 #endif
 
 LibraryAttention::~LibraryAttention() = default;
+
+const AttentionLimits& LibraryAttention::limits() {
+    static const AttentionLimits cudnn{
+        .fp32 = false, .fp32_results = false, .documents = false, .positions = false, .largest_head = 128};
+    return cudnn;
+}
 
 template <class T, class G>
 std::string LibraryAttention::refusal(const AttentionShape& shape, bool backward) {

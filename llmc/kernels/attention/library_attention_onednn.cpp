@@ -11,6 +11,7 @@
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/exec/thread_pool.h"
 #include "llmc/cuda_on_cpu/queue/queue.h"
+#include "llmc/kernels/attention/attention_kinds.h"
 #include "llmc/kernels/attention/attention_mask.h"
 #include "llmc/kernels/attention/library_attention.h"
 
@@ -76,6 +77,11 @@ struct LibraryAttention::Impl {
 
 LibraryAttention::LibraryAttention(Arena& arena) : impl_(std::make_unique<Impl>(Impl{arena, {}})) {}
 LibraryAttention::~LibraryAttention() = default;
+
+const AttentionLimits& LibraryAttention::limits() {
+    static const AttentionLimits onednn{};
+    return onednn;
+}
 
 template <class T, class G>
 std::string LibraryAttention::refusal(const AttentionShape&, bool) {

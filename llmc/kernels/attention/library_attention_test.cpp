@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 
+#include "llmc/kernels/attention/attention_kinds.h"
 #include "llmc/kernels/attention/attention_testing.h"
 
 namespace {
@@ -33,7 +34,7 @@ BackwardFunction<T, O> library_backward(LibraryAttention& library) {
 // Against the reference where the library can serve the shape; where it cannot (never on a CPU) with a message.
 template <class T, class O = T>
 void check_library(const AttentionShape& shape, Layout layout) {
-    const std::string refusal = LibraryAttention::refusal<T, O>(shape);
+    const std::string refusal = attention_refusal<T, O>(AttentionKind::library, shape);
     if (!refusal.empty()) {
         MESSAGE("skipped: " << refusal);
         return;
@@ -77,7 +78,7 @@ TEST_CASE_TEMPLATE("library_attention: heads of queries share heads of keys and 
 TEST_CASE_TEMPLATE("library_attention: documents see only themselves", T, float, bf16) {
     AttentionShape asked = self_attention_shape(1, 64, 1, 64);
     asked.masks_documents = true;
-    if (!LibraryAttention::refusal<T>(asked).empty()) return;
+    if (!attention_refusal<T, T>(AttentionKind::library, asked).empty()) return;
     check_documents([](const AttentionShape& shape) { check_library<T>(shape, Layout::packed); });
     Arena arena;
     LibraryAttention library(arena);
@@ -91,7 +92,7 @@ TEST_CASE("library_attention: bf16 inputs with fp32 results") {
 
 TEST_CASE_TEMPLATE("library_attention: two runs are bit-identical", T, float, bf16) {
     const AttentionShape shape = shape_of(2, 2, 300, 300, 64, true);
-    if (!LibraryAttention::refusal<T>(shape).empty()) return;
+    if (!attention_refusal<T, T>(AttentionKind::library, shape).empty()) return;
     Arena arena;
     LibraryAttention library(arena);
     AttentionInputs inputs = random_inputs<T>(shape);
@@ -108,7 +109,7 @@ TEST_CASE_TEMPLATE("library_attention: two runs are bit-identical", T, float, bf
 
 TEST_CASE("library_attention: the workspace that is reported is what calls of that shape take") {
     const AttentionShape shape = self_attention_shape(2, 128, 2, 64);
-    if (!LibraryAttention::refusal<bf16>(shape).empty()) return;
+    if (!attention_refusal<bf16, bf16>(AttentionKind::library, shape).empty()) return;
     Arena arena;
     LibraryAttention library(arena);
     auto part = [](int p) { return packed_heads<bf16>(nullptr, p, 128, 2, 64); };
@@ -121,7 +122,7 @@ TEST_CASE("library_attention: the workspace that is reported is what calls of th
 
 TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
     const AttentionShape shape = shape_of(1, 1, 300, 300, 64, true);
-    if (!LibraryAttention::refusal<float>(shape).empty()) return;
+    if (!attention_refusal<float, float>(AttentionKind::library, shape).empty()) return;
     Arena arena;
     LibraryAttention library(arena);
     AttentionInputs inputs = random_inputs<float>(shape);
@@ -138,7 +139,7 @@ TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
 TEST_CASE("library_attention: what masks of documents cost and save" * doctest::skip()) {
     const int T = 4096, turns = 15;
     const AttentionShape plain = self_attention_shape(1, T, 4, 64);
-    if (const std::string refusal = LibraryAttention::refusal<float>(plain); !refusal.empty()) {
+    if (const std::string refusal = attention_refusal<float, float>(AttentionKind::library, plain); !refusal.empty()) {
         MESSAGE("skipped: " << refusal);
         return;
     }

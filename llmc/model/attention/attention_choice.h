@@ -5,7 +5,7 @@
 // with its reason.
 //
 // Outputs and gradients may be fp32 where T is bf16, so that blocks of a sequence are merged without rounding.
-// AttentionUse says whether they are: cuDNN serves no fp32 results, so `auto_` is then our own.
+// AttentionUse says whether they are.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,23 +16,8 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stand_in.h"
-#include "llmc/kernels/attention/attention.h"
+#include "llmc/kernels/attention/attention_kinds.h"
 #include "llmc/kernels/attention/library_attention.h"
-
-// Returns why attention of this kind cannot serve calls of `shape`, with results of type O; empty if it can. T: type of
-// q, k and v. May run the self-check of the kernels for sm_90a, or build plans of the library.
-template <class T, class O>
-std::string attention_refusal(AttentionKind kind, const AttentionShape& shape) {
-    switch (kind) {
-        case AttentionKind::auto_:
-        case AttentionKind::own: return "";
-        case AttentionKind::library: return LibraryAttention::refusal<T, O>(shape);
-        case AttentionKind::own_sm90: break;
-    }
-    if (shape.masks_documents) return "it has no mask of documents";
-    if (!std::is_same_v<T, bf16>) return "it is for bf16 (PRECISION=bf16)";
-    return sm90_attention_refusal();
-}
 
 // Calls that a choice must serve.
 struct AttentionUse {
@@ -91,9 +76,7 @@ public:
         open_ = false;
         if (kind == chosen()) return;
         if (const std::string why = refusal(kind, shape); !why.empty()) {
-            const char* const none =
-                kind == AttentionKind::library ? "no library attention: " : "no own-sm90 attention: ";
-            throw Error(ErrorKind::no_device, none + why,
+            throw Error(ErrorKind::no_device, text("no ", name_of(kind), " attention: ", why),
                         "Use --attention own, or auto to take another only where it can serve.");
         }
         workspace_ = {};

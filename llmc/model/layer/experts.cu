@@ -143,7 +143,7 @@ void Experts::choose(const floatX* in, int tokens, const ExpertsActivations& a, 
                     .K = K,
                     .kind = router_kind(),
                     .again = given,
-                    .in_turn = tools_.force_balance},
+                    .in_turn = tools_.choices.force_balance},
                    tools_.stream);
     if (!again) tools_.expert_ranks.has_chosen(index, logits, layer_, tools_.sizes, tools_.stream);
     order(a, tokens, capacity_factor);

@@ -23,7 +23,7 @@ public:
 
 private:
     MlpKind kind() const { return tools_.sizes.model.mlp; }
-    bool fused(int level) const { return traits_of(kind()).in_matmul && tools_.gelu_fusion >= level; }
+    bool fused(int level) const { return traits_of(kind()).in_matmul && tools_.choices.gelu_fusion >= level; }
     void activate(floatX* fch_act, const floatX* fch, int rows) const;
     void activate_backward(const floatX* dout, const MlpActivations& a) const;
 

@@ -5,6 +5,7 @@
 
 #include "llmc/kernels/matmul/matmul.h"
 #include "llmc/model/attention/core_attention.h"
+#include "llmc/model/choices.h"
 #include "llmc/model/layer/tp_region.h"
 #include "llmc/model/memory/activations.h"
 #include "llmc/model/vocabulary_region.h"
@@ -31,10 +32,8 @@ struct StageTools {
     ExpertRanks& expert_ranks;
     const RankSizes& sizes;   // sizes of the current micro-batches
     const Workspace& workspace;
-    int gelu_fusion;   // 0: GELU is a kernel of its own; 1: part of the matmul before it; 2: in backward too
+    const StageChoices& choices;
     cudaStream_t stream;
-    float z_loss = 0;   // Classifier::z_loss, in training
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
-    bool force_balance = false;           // experts are chosen in turn
 };

@@ -98,9 +98,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
            " ranks, and nobody exchanges their rows");
     tools_.emplace(StageTools{matmul_, *attention_, tp_, vocabulary_,
                               options.expert_ranks ? *options.expert_ranks : one_device_of_experts_, sizes_,
-                              *workspace_, options.gelu_fusion, stream, options.z_loss});
+                              *workspace_, options_, stream});
     tools_->router_bias = router_bias_.data();
-    tools_->force_balance = options.force_balance;
     if (config.experts > 0 && options.backward) {
         expert_totals_ = ExpertTotalsMemory(config, options, arena);
         begin_expert_totals();

@@ -53,8 +53,9 @@ std::string settle_attention(Stage& model, AttentionKind requested, AttentionKin
         if (const std::string why = take_faster_attention(model, world); !why.empty()) return why;
     }
     const std::string why_not = model.attention().library_refusal();
-    const char* name = model.attention().kind() == AttentionKind::own_sm90 ? "own-sm90" : "own";
-    return why_not.empty() ? "" : text(name, " attention is used, because the library cannot serve: ", why_not);
+    return why_not.empty() ? ""
+                           : text(name_of(model.attention().kind()),
+                                  " attention is used, because the library cannot serve: ", why_not);
 }
 
 std::string warning_about_ring(Stage& model, World& world) {

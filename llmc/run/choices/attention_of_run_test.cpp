@@ -21,7 +21,9 @@ struct TestModel {
     }
 };
 
-bool library_serves() { return LibraryAttention::refusal<floatX>(self_attention_shape(2, 32, 2, 16)).empty(); }
+bool library_serves() {
+    return attention_refusal<floatX, floatX>(AttentionKind::library, self_attention_shape(2, 32, 2, 16)).empty();
+}
 
 }   // namespace
 
