@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # README.md and docs/ against the program: every exit code and every quoted message is the program's, every option exists,
-# every file that is named is there, every link leads somewhere, and every page can be found from the README.
+# every file that is named is there, every walk through the code is made of calls that the code makes, every link leads
+# somewhere, and every page can be found from the README.
 source "$(dirname "$0")/common.sh"
 needs "$train_gpt" "$tokenize"
 pages=(README.md docs/*.md)
@@ -94,6 +95,42 @@ while IFS=: read -r file line path; do
 done <"$work/files"
 [ "$count" -ge 80 ]
 verdict $? "only $count files were found in the pages"
+
+# ---- walks through the code: a tree of calls in a ```calls block. A line has a function, and the file of its definition where
+# that is not its caller's; the definition of the caller calls it.
+definitions() {   # NAME FILE: all functions of that name in the file, from behind the name on, without comments
+    awk -v name="$1" '
+        { sub(/ *\/\/.*/, "") }
+        !inside && (at = match(" " $0, "[^A-Za-z0-9_.>:]" name "\\(")) && substr($0, 1, at - 1) !~ /[(=;,]|return|else/ {
+            inside = 1; open = 0; text = ""
+            match($0, /^ */)
+            end = substr($0, 1, RLENGTH) "}"
+            $0 = substr($0, at + length(name))
+        }
+        inside {
+            text = text $0 "\n"
+            if (!open && /;$/) inside = 0   # a declaration or a call
+            if (open ? index($0, end) == 1 : /}$/) { printf "%s", text; inside = 0 }
+            if (/\{$/) open = 1
+        }' "$2"
+}
+count=0 names=("") files=("") bodies=("")
+while IFS= read -r line; do
+    read -r name file _ <<<"$line"
+    indent=${line%%[! ]*} depth=$((${#indent} / 2 + 1)) caller=$((${#indent} / 2))
+    [ -f "$file" ] || file=${files[caller]}
+    defined=$name
+    [[ $file == *.h || $file == *.cuh ]] && defined=${name##*::}
+    bodies[depth]=$(definitions "$defined" "$file") names[depth]=$name files[depth]=$file
+    [ -n "${bodies[depth]}" ]
+    verdict $? "docs/architecture.md: $file does not define $name"
+    call="[^A-Za-z0-9_]${name##*::}([(<]| [a-z_]+[(])"   # f(..), f<..>, or of a constructor: Class object(..)
+    [[ $caller -eq 0 || ${bodies[caller]} =~ $call ]]
+    verdict $? "docs/architecture.md: ${names[caller]} (${files[caller]}) does not call $name"
+    count=$((count + 1))
+done < <(awk '/^```/ { inside = /^```calls/; next } inside' docs/architecture.md)
+[ "$count" -ge 80 ]
+verdict $? "only $count calls were found in docs/architecture.md"
 
 # ---- links, with their anchors: a heading in small letters without punctuation, blanks as dashes
 anchors() { sed -nE 's/^#+ +//p' "$1" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9_\n-'; }
