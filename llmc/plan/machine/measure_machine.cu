@@ -192,7 +192,7 @@ private:
 
     MeasuredLoad load_;
     cudaStream_t stream_;
-    double seconds_each_;   // of repeats per measurement
+    double seconds_each_;   // time of repeats per measurement
     Arena arena_;
     std::uint64_t key_ = 0;
 };

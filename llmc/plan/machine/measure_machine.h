@@ -11,7 +11,7 @@
 
 // Work of a rank's micro-batch, at whose shapes speeds are measured.
 struct MeasuredLoad {
-    int rows;   // of matmuls; without a GPU at most 256 count
+    int rows;   // rows of matmuls; without a GPU at most 256 count
     AttentionShape attention;
     AttentionKind kind = AttentionKind::auto_;
     MatmulOptions matmul = {};
