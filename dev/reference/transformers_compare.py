@@ -12,8 +12,8 @@ Also checked: where one side stops at the end-of-text token, so does the other, 
 `train_gpt evaluate` with transformers' mean cross-entropy over random tokens, one sequence of each of some lengths; with
 --make transformers first writes a random model to FOLDER, in fp32, bf16 and fp16. --families: for random models of every
 other family that the program knows, losses as above, every gradient of a first step, the losses of 20 steps of AdamW (with a z-loss), and
-that what is imported and exported again has the same tensors to the bit and the same config.json. --speed times both in turns on as many
-threads, median of three.
+that what is imported and exported again has the same tensors to the bit and the same config.json; for mixtures also the losses of
+a folder that has all experts of a layer in one tensor. --speed times both in turns on as many threads, median of three.
 """
 
 import argparse
@@ -251,6 +251,12 @@ def families(args):
         with torch.inference_mode():
             different += compare_losses(args, model.eval())
         different += compare_training(args, model.train()) + compare_round_trip(args)
+        if any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters()):   # transformers 5
+            args.folder = os.path.join(root, name + "-stacked")
+            model.save_pretrained(args.folder, save_original_format=False)
+            print(f"{name}, all experts of a layer in one tensor")
+            with torch.inference_mode():
+                different += compare_losses(args, AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval())
     return different
 
 

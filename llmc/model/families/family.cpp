@@ -154,10 +154,10 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
     bad(path, text("\"", key, "\" is ", quoted(*value), ", expected ", expected));
 }
 
-// Names that Llama's files give to a parameter of a layer: one for each block of its rows. OLMo2's norms are named
-// after their place. `*` is the number of an expert.
+// Names that Llama's files give to a parameter of a layer: one for each block of its rows, or one for all stacked
+// experts. OLMo2's norms are named after their place. `*` is the number of an expert.
 using FileNames = std::map<std::string, std::vector<std::string>, std::less<>>;
-const FileNames& llama_names(const ModelFamily& family) {
+const FileNames& llama_names(const ModelFamily& family, ExpertForm form) {
     static const FileNames names = {
         {"wte.weight", {"model.embed_tokens.weight"}},
         {"ln_f.weight", {"model.norm.weight"}},
@@ -188,6 +188,13 @@ const FileNames& llama_names(const ModelFamily& family) {
         changed["mlp.experts.c_proj.weight"] = {"block_sparse_moe.experts.*.w2.weight"};
         return changed;
     }();
+    static const FileNames with_experts_stacked = [] {   // alike in all families that have experts
+        FileNames changed = names;
+        changed["mlp.experts.c_fc.weight"] = {"mlp.experts.gate_up_proj"};
+        changed["mlp.experts.c_proj.weight"] = {"mlp.experts.down_proj"};
+        return changed;
+    }();
+    if (form == ExpertForm::stacked) return with_experts_stacked;
     if (std::string_view(family.model_type) == "mixtral") return of_mixtral;
     return family.implied.norm_position == NormPosition::after ? with_norms_after : names;
 }
@@ -389,7 +396,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
 }
 
 std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed,
-                                     const ModelFamily* of_files) {
+                                     const ModelFamily* of_files, ExpertForm form) {
     const ModelFamily& family = of_files ? *of_files : family_of(table.config());
     if (!family.llama) {
         const bool plain = !prefixed || param.name == "lm_head.weight";
@@ -398,9 +405,14 @@ std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& p
             {plain ? param.name : "transformer." + param.name, 0, rows, param.hf_transposed, param.file_shape(true)}};
     }
     const std::string in_layer = param.layer < 0 ? "" : text("h.", param.layer, ".");
-    const FileNames& all_names = llama_names(family);
+    const FileNames& all_names = llama_names(family, form);
     const auto found = all_names.find(std::string_view(param.name).substr(in_layer.size()));
     ENSURE(found != all_names.end(), "files of Llama's kind have no name for ", param.name);
+    const std::string where = param.layer < 0 ? "" : text("model.layers.", param.layer, ".");
+    if (form == ExpertForm::stacked && param.tensor.cut == TensorCut::experts) {
+        const std::int64_t rows = param.tensor.rows, experts = table.config().experts;
+        return {{where + found->second.front(), 0, rows, false, {experts, rows / experts, param.tensor.cols}}};
+    }
     std::vector<std::int64_t> blocks = param.tensor.blocks;
     if (blocks.empty()) blocks.push_back(param.exported_rows());
     const std::vector<std::string> names = block_names(found->second, table.config().experts);
@@ -408,7 +420,6 @@ std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& p
     std::vector<FileTensor> tensors;
     std::int64_t first = 0;
     for (std::size_t i = 0; i < blocks.size(); i++) {
-        const std::string where = param.layer < 0 ? "" : text("model.layers.", param.layer, ".");
         std::vector<std::int64_t> shape{blocks[i]};
         if (param.is_matrix()) shape.push_back(param.tensor.cols);
         tensors.push_back({where + names[i], first, blocks[i], false, std::move(shape)});

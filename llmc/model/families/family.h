@@ -3,6 +3,7 @@
 // for every field.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,12 @@ ModelConfig read_hugging_face_config(const Json& json, const std::string& path);
 // Returns a config.json without the ids of tokens.
 Json hugging_face_config(const ModelConfig& config, const char* torch_dtype);
 
+// How files of Llama's kind hold a mixture's experts.
+enum class ExpertForm : std::uint8_t {
+    apart,     // a tensor for each matrix of each expert: how files are written
+    stacked,   // all experts of a layer in one tensor (experts, rows, cols): how transformers 5 holds them in memory
+};
+
 // Tensor of a file that holds rows of a parameter: q, k and v of Llama's files are parts of one.
 struct FileTensor {
     std::string name;
@@ -63,4 +70,4 @@ struct FileTensor {
 // names begin with "transformer.". `family`: whose names to use; null: of the family that files of such a model are
 // written as.
 std::vector<FileTensor> file_tensors(const ParamTable& table, const ParamInfo& param, bool prefixed = false,
-                                     const ModelFamily* family = nullptr);
+                                     const ModelFamily* family = nullptr, ExpertForm form = ExpertForm::apart);

@@ -78,6 +78,7 @@ public:
                 }
             }
         }
+        form_ = expert_form();
         for (const ParamInfo& param : table_.all()) {
             for (const FileTensor& tensor : tensors_of(param)) {
                 check_type_and_shape(tensor);
@@ -113,7 +114,11 @@ public:
             const TensorSource& place = sources_.at(tensor.name);
             std::vector<float> values = values_of(place);
             if (tensor.transposed) values = transposed<float>(values, param.tensor.cols, tensor.rows, 0, tensor.rows);
-            all.insert(all.end(), values.begin(), values.end());
+            if (all.empty()) {
+                all = std::move(values);   // often the only ones: all experts of a layer need no second copy
+            } else {
+                all.insert(all.end(), values.begin(), values.end());
+            }
         }
         all.resize(static_cast<std::size_t>(param.tensor.elements()), 0.0f);   // rows that pad the vocabulary
         return all;
@@ -129,7 +134,33 @@ private:
     };
 
     std::vector<FileTensor> tensors_of(const ParamInfo& param) const {
-        return file_tensors(table_, param, false, &family_);
+        return file_tensors(table_, param, false, &family_, form_);
+    }
+
+    // Returns the first tensor of experts that the files hold in this form; null: there is none.
+    const TensorSource* first_of_experts(ExpertForm form) const {
+        for (const ParamInfo& param : table_.all()) {
+            if (param.tensor.cut != TensorCut::experts) continue;
+            for (const FileTensor& tensor : file_tensors(table_, param, false, &family_, form)) {
+                const auto found = sources_.find(tensor.name);
+                if (found != sources_.end()) return &found->second;
+            }
+        }
+        return nullptr;
+    }
+
+    // Returns the form in which the files hold experts. Throws if they hold some in each.
+    ExpertForm expert_form() const {
+        const TensorSource* const stacked = family_.llama ? first_of_experts(ExpertForm::stacked) : nullptr;
+        if (stacked == nullptr) return ExpertForm::apart;
+        if (const TensorSource* const one = first_of_experts(ExpertForm::apart)) {
+            bad(stacked->file->path(),
+                text("byte ", stacked->entry->offset, ": tensor '", stacked->entry->name,
+                     "' holds all experts of its layer, but '", one->entry->name, "' in ", one->file->path(),
+                     " is of one expert alone, expected one of these forms in all files"),
+                "Save the model again, in one form, in an empty folder.");
+        }
+        return ExpertForm::stacked;
     }
 
     static std::vector<float> values_of(const TensorSource& place) {
@@ -203,6 +234,7 @@ private:
     const ModelFamily& family_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::map<std::string, TensorSource> sources_;   // by name without the prefix
+    ExpertForm form_ = ExpertForm::apart;
     std::vector<float> router_bias_;
 };
 

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/io/temporary_folder_testing.h"
+#include "llmc/mesh/shard.h"
 
 namespace {
 
@@ -87,6 +89,93 @@ void check_equal(const WeightSource& source, const ParamTable& table) {
         INFO(table[i].name);
         CHECK(source.read(table[i]) == values_of(table, i));
     }
+}
+
+// Tensors of a file, by name.
+struct Stored {
+    std::vector<std::int64_t> shape;
+    std::vector<float> values;
+};
+using StoredTensors = std::map<std::string, Stored>;
+
+// A mixture of a family of Hugging Face's, and its own words in names of tensors.
+struct MixtureFamily {
+    const char *type, *mlp, *gate, *up, *down;
+};
+constexpr MixtureFamily mixture_families[] = {{"mixtral", "block_sparse_moe", "w1", "w3", "w2"},
+                                              {"qwen3_moe", "mlp", "gate_proj", "up_proj", "down_proj"},
+                                              {"olmoe", "mlp", "gate_proj", "up_proj", "down_proj"}};
+
+ModelConfig small_mixture(const MixtureFamily& family) {
+    ModelConfig config = custom_model_config(2, 2, 16, 8, 50), kind = find_family(family.type)->implied;
+    kind.layers = config.layers, kind.heads = config.heads, kind.channels = config.channels;
+    kind.max_seq_len = config.max_seq_len, kind.vocab_size = config.vocab_size;
+    kind.padded_vocab_size = config.padded_vocab_size, kind.own_kv_heads = 1, kind.own_head_size = 16;
+    kind.experts = 4, kind.own_expert_width = 24, kind.model_type = family.type;
+    return kind;
+}
+
+// Returns random tensors of a model, each expert's apart.
+StoredTensors experts_apart(const ParamTable& table) {
+    StoredTensors all;
+    for (const ParamInfo& param : table.all()) {
+        for (const FileTensor& tensor : file_tensors(table, param)) {
+            std::vector<float> values(static_cast<std::size_t>(tensor.rows * param.tensor.cols));
+            std::uint64_t counter = name_hash(tensor.name);
+            for (float& value : values) value = static_cast<float>(mix64(counter++) >> 40);
+            all[tensor.name] = {tensor.shape, values};
+        }
+    }
+    return all;
+}
+
+// Returns the same tensors as transformers 5 has them in memory: `gate_up_proj` (experts, 2F, C), an expert's gates
+// before its ups, and `down_proj` (experts, C, F); all names under "mlp.".
+StoredTensors experts_stacked(StoredTensors tensors, const MixtureFamily& family, const ModelConfig& config) {
+    const std::int64_t E = config.experts, F = config.expert_width(), C = config.channels;
+    for (std::int64_t l = 0; l < config.layers; l++) {
+        const std::string layer = text("model.layers.", l, "."), old = layer + family.mlp, mlp = layer + "mlp";
+        Stored both{{E, 2 * F, C}, {}}, down{{E, C, F}, {}};
+        for (std::int64_t e = 0; e < E; e++) {
+            auto append = [&](Stored& to, const char* matrix) {
+                const auto node = tensors.extract(text(old, ".experts.", e, ".", matrix, ".weight"));
+                to.values.insert(to.values.end(), node.mapped().values.begin(), node.mapped().values.end());
+            };
+            append(both, family.gate);
+            append(both, family.up);
+            append(down, family.down);
+        }
+        tensors[mlp + ".experts.gate_up_proj"] = both;
+        tensors[mlp + ".experts.down_proj"] = down;
+        auto router = tensors.extract(old + ".gate.weight");
+        router.key() = mlp + ".gate.weight";
+        tensors.insert(std::move(router));
+    }
+    return tensors;
+}
+
+// Writes a folder whose tensors are dealt out to files in turn.
+void write_folder(const std::string& folder, const StoredTensors& tensors, const ModelConfig& config, int files = 1) {
+    Json map = Json::object();
+    for (int file = 0; file < files; file++) {
+        const std::string name = files == 1 ? "model.safetensors" : text("part", file, ".safetensors");
+        std::vector<TensorEntry> entries;
+        int i = 0;
+        for (const auto& [tensor, stored] : tensors) {
+            if (i++ % files == file) entries.push_back({tensor, TensorType::F32, stored.shape, 0});
+        }
+        SafetensorsWriter writer(real_files().create(folder + "/" + name), entries, {});
+        for (const TensorEntry& entry : entries) {
+            writer.write_values(std::span(tensors.at(entry.name).values));
+            map.add(entry.name, name);
+        }
+        writer.finish();
+    }
+    if (files > 1) {
+        write_whole(real_files(), folder + "/model.safetensors.index.json",
+                    to_text(Json::object({{"weight_map", map}})));
+    }
+    write_whole(real_files(), folder + "/config.json", to_text(hugging_face_config(config, "float32")));
 }
 
 }   // namespace
@@ -311,6 +400,111 @@ TEST_CASE("weight_source: the file of an element is that of its block of rows") 
             CHECK(weights->file_of(param, tensor.first_row * param.tensor.cols) == expected);
             CHECK(weights->file_of(param, (tensor.first_row + tensor.rows) * param.tensor.cols - 1) == expected);
         }
+    }
+}
+
+TEST_CASE("weight_source: all experts of a layer in one tensor are the same model as each in its own") {
+    for (const MixtureFamily& family : mixture_families) {
+        INFO(std::string(family.type));
+        const ModelConfig config = small_mixture(family);
+        const ParamTable table(config);
+        const StoredTensors apart = experts_apart(table);
+        const TemporaryFolder expected_folder;
+        write_folder(expected_folder.path(), apart, config);
+        const auto expected = open_weights(real_files(), expected_folder.path());
+        for (const int files : {1, 3}) {
+            const TemporaryFolder folder;
+            write_folder(folder.path(), experts_stacked(apart, family, config), config, files);
+            const auto weights = open_weights(real_files(), folder.path());
+            CHECK(weights->config() == expected->config());
+            CHECK(weights->type() == DType::fp32);
+            for (const ParamInfo& param : table.all()) {
+                INFO(param.name);
+                CHECK(weights->read(param) == expected->read(param));
+                const std::string file = weights->file_of(param, param.exported_elements() - 1);
+                CHECK(file.starts_with(folder / (files == 1 ? "model.safetensors" : "part")));
+            }
+        }
+    }
+}
+
+TEST_CASE("weight_source: of experts in one tensor a rank keeps its own, or under tensor parallelism all") {
+    for (const MixtureFamily& family : mixture_families) {
+        INFO(std::string(family.type));
+        const ModelConfig config = small_mixture(family);
+        const ParamTable table(config);
+        const StoredTensors apart = experts_apart(table);
+        const TemporaryFolder folder;
+        write_folder(folder.path(), experts_stacked(apart, family, config), config);
+        const auto weights = open_weights(real_files(), folder.path());
+        for (const auto& [name, matrices] : {std::pair("mlp.experts.c_fc.weight", std::vector{family.gate, family.up}),
+                                             std::pair("mlp.experts.c_proj.weight", std::vector{family.down})}) {
+            const ParamInfo& param = table[table.index(name, 1)];
+            const std::vector<float> all = weights->read(param);
+            for (const MeshShape& mesh :
+                 {MeshShape{.dp = 2, .ep = 2}, MeshShape{.tp = 2, .ep = 2}, MeshShape{.tp = 2}}) {
+                const MeshCoordinates last{.dp = mesh.dp - 1, .tp = mesh.tp - 1};
+                std::vector<float> held, expected;
+                for (const OwnedRange& range : held_ranges(param.tensor, mesh, last)) {
+                    for_runs(range, [&](std::int64_t global, std::int64_t, std::int64_t count) {
+                        held.insert(held.end(), all.begin() + global, all.begin() + global + count);
+                    });
+                }
+                for (std::int64_t e = mesh.ep == 2 ? config.experts / 2 : 0; e < config.experts; e++) {
+                    for (const char* matrix : matrices) {
+                        const std::vector<float>& values =
+                            apart.at(text("model.layers.1.", family.mlp, ".experts.", e, ".", matrix, ".weight"))
+                                .values;
+                        expected.insert(expected.end(), values.begin(), values.end());
+                    }
+                }
+                CHECK(held == expected);
+            }
+        }
+    }
+}
+
+TEST_CASE("weight_source: experts in one tensor beside single ones, or in another shape, are refused by name") {
+    for (const MixtureFamily& family : mixture_families) {
+        INFO(std::string(family.type));
+        const ModelConfig config = small_mixture(family);
+        const StoredTensors apart = experts_apart(ParamTable(config));
+        auto check = [&](const std::function<void(StoredTensors&)>& change, const std::string& told) {
+            StoredTensors tensors = experts_stacked(apart, family, config);
+            change(tensors);
+            for (const int files : {1, 2}) {
+                const TemporaryFolder folder;
+                write_folder(folder.path(), tensors, config, files);
+                const std::string message = message_of([&] { open_weights(real_files(), folder.path()); });
+                CAPTURE(message);
+                CHECK(message.find(told) != std::string::npos);
+            }
+        };
+        const std::string one = text("model.layers.1.", family.mlp, ".experts.3.", family.down, ".weight");
+        const std::string in = "model.layers.0.mlp.experts.gate_up_proj", out = "model.layers.1.mlp.experts.down_proj";
+        check([&](StoredTensors& tensors) { tensors[one] = apart.at(one); },
+              text("tensor '", in, "' holds all experts of its layer, but '", one, "' in "));
+        check(
+            [&](StoredTensors& tensors) {   // every other layer in the other form
+                for (const auto& [name, stored] : apart) {
+                    if (name.starts_with(text("model.layers.1.", family.mlp, ".experts."))) tensors[name] = stored;
+                }
+                std::erase_if(tensors, [](const auto& tensor) {
+                    return tensor.first.starts_with("model.layers.1.mlp.experts.") && tensor.first.ends_with("_proj");
+                });
+            },
+            text("tensor '", in, "' holds all experts of its layer, but '"));
+        check([&](StoredTensors& tensors) { tensors.erase(out); }, text("there is no tensor '", out, "'"));
+        check(
+            [&](StoredTensors& tensors) {
+                tensors[in].shape = {4, 16, 48};
+            },   // [in, out]
+            text("tensor '", in, "' has the shape [4,16,48], expected by config.json [4,48,16]"));
+        check(
+            [&](StoredTensors& tensors) {
+                tensors[out].shape = {64, 24};
+            },
+            text("tensor '", out, "' has the shape [64,24], expected by config.json [4,16,24]"));
     }
 }
 
