@@ -131,8 +131,8 @@ static void disturb(int file, int kind) {
         case 2: say(std::string("\x40\0\0\0train", 9)); break;   // half of it
         case 3: say("\xff\xff\xff\xff"); break;
         case 4: message("train_gpt rank 1 of 4"); break;
-        case 5: message("train_gpt rank 3 of 4 0123456789abcdef0123456789abcdef"); break;   // another run's secret
-        case 6: message("train_gpt rank 2 of 4 1234567890"); break;                      // at the watchdog
+        case 5: message("train_gpt rank 3 of 4 0123456789abcdef0123456789abcdef"); break;   // and no proof
+        case 6: message("train_gpt rank 2 of 4 0123456789abcdef0123456789abcdef"); message(std::string(64, '0')); break;   // another run's secret
         case 7: say(std::string("keykeyke\1\0\0\0\0\0\0\0", 16)); break;                 // at NCCL's
         case 8: say(std::string("keykeyke\1\0\0\0\4\0\0\0", 16) + std::string(60, 0)); break;
     }

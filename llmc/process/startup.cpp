@@ -146,7 +146,8 @@ ProcessInfo find_place(Rendezvous& rendezvous, const LaunchEnvironment& environm
 
 std::vector<Socket> meet_by_tcp(const StartupOptions& options, Joining own) {
     const HostPort at = address_of_rank_0(options.address);
-    own.word = run_secret();
+    const RunSecret secret = run_secret();
+    own.secret = secret.text;
     own.address_is_given = true;
     std::vector<Socket> sockets;
     if (own.rank > 0) {
@@ -154,12 +155,18 @@ std::vector<Socket> meet_by_tcp(const StartupOptions& options, Joining own) {
         sockets.push_back(join_rank_0({at.host}, at.port, own, left));
         return sockets;
     }
+    if (secret.can_be_guessed && !is_loopback(at.host)) {
+        Log().warning(
+            "rank 0: without TRAIN_GPT_SECRET whoever reaches port %d of this machine can join as a rank: set "
+            "it to one random text on all ranks, as scripts/launch.sh does",
+            at.port);
+    }
     ListeningSocket listener(at.port, is_loopback(at.host));
     return accept_ranks(listener, own);
 }
 
-// Rank 0 writes into the folder where it listens, and a nonce. What an earlier run has left there leads to nobody, or
-// to one who does not know its nonce: then the file is read again.
+// Rank 0 writes into the folder where it listens, and a nonce that is the secret. What an earlier run has left there
+// leads to nobody, or to one who does not know that nonce: then the file is read again.
 std::vector<Socket> meet_in_folder(const StartupOptions& options, Joining own) {
     if (options.folder.empty()) {
         throw Error(ErrorKind::usage, "--init fs needs a folder that all ranks see", "Pass --init-folder DIR.");
@@ -171,8 +178,8 @@ std::vector<Socket> meet_in_folder(const StartupOptions& options, Joining own) {
     const std::string file = options.folder + "/rank_0";
     if (own.rank == 0) {
         ListeningSocket listener(0);
-        own.word = make_nonce();
-        write_whole(real_files(), file, invitation_to(listener, own.word, false));
+        own.secret = make_nonce();
+        write_whole(real_files(), file, invitation_to(listener, own.secret, false));
         const std::shared_ptr<void> at_end(nullptr, [&](void*) { ::unlink(file.c_str()); });
         return accept_ranks(listener, own);
     }
@@ -180,7 +187,7 @@ std::vector<Socket> meet_in_folder(const StartupOptions& options, Joining own) {
     for (const double deadline = steady_seconds() + own.seconds; steady_seconds() < deadline;) {
         throw_if_a_rank_has_ended(own.rank, own.ranks);
         const Invitation found = read_invitation(content_of(file));
-        own.word = found.word;
+        own.secret = found.secret;
         std::optional<Socket> socket;
         if (found.port > 0) socket = find_rank_0(found.hosts, found.port, own, 1);
         if (socket) {
@@ -235,14 +242,14 @@ LaunchEnvironment read_launch_environment() {
     return {};
 }
 
-std::string run_secret() {
+RunSecret run_secret() {
     auto value = [](const char* name) {
         const char* found = std::getenv(name);
         return std::string(found != nullptr ? found : "");
     };
-    if (const std::string given = value("TRAIN_GPT_SECRET"); !given.empty()) return given;
-    if (is_started_by_srun()) return text("slurm ", value("SLURM_JOB_ID"));   // shared by all steps of the job
-    return value("TORCHELASTIC_RUN_ID");
+    if (const std::string given = value("TRAIN_GPT_SECRET"); !given.empty()) return {given, false};
+    if (is_started_by_srun()) return {text("slurm ", value("SLURM_JOB_ID"))};   // shared by all steps of the job
+    return {value("TORCHELASTIC_RUN_ID")};
 }
 
 int own_rank(const StartupOptions& options) {

@@ -5,11 +5,12 @@
 //   fs    the same, its address found in a folder that all see. For one run at a time; leftovers do no harm
 //   auto  one process alone, or mpi / tcp by what the environment says
 //
-// Unknown peers cost a run nothing: a rank that joins sends the run's secret, and rank 0 handshakes all pending
-// connections at once (joining.h). The secret of tcp is TRAIN_GPT_SECRET, which scripts/launch.sh makes anew for each
-// run, else what the batch system calls the job (Slurm, torchrun), which tells runs apart. mpi has its own; whoever may
-// write to fs's folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, ::1, localhost),
-// it listens there only.
+// Unknown peers cost a run nothing: a rank and rank 0 prove to each other that they know the run's secret, which is
+// never sent, and rank 0 handshakes all pending connections at once (joining.h). The secret of tcp is TRAIN_GPT_SECRET,
+// which scripts/launch.sh makes anew for each run, else what the batch system calls the job (Slurm, torchrun), which
+// tells runs apart but can be guessed: rank 0 warns where its address is not one of loopback. mpi has its own; whoever
+// may write to fs's folder is trusted. Where the address of rank 0 is one of loopback (127.0.0.1, ::1, localhost), it
+// listens there only.
 //
 // Ranks and their number come from the flags, else from what launchers put into the environment: mpirun, srun (Slurm),
 // and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which scripts/launch.sh also
@@ -69,8 +70,12 @@ struct Startup {
     ProcessInfo place;
 };
 
-// Returns a text that all ranks of this run know, and others do not; empty: the environment has none.
-std::string run_secret();
+// A text of the environment that all ranks of this run know.
+struct RunSecret {
+    std::string text = {};        // empty: the environment has none
+    bool can_be_guessed = true;   // it is the name of a job, or nothing
+};
+RunSecret run_secret();
 
 // Joins the other processes. Local ranks that the environment does not give are counted by host (own_host_identity).
 // Errors: Error(usage) for a rank outside its range, a missing or malformed address, a missing folder, mpi in

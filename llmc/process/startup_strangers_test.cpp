@@ -27,7 +27,8 @@ void send_strangers(int port, int count) {
         auto raw = [&](const std::string& bytes) {
             [[maybe_unused]] const ssize_t sent = ::send(socket->fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
         };
-        switch (i % 7) {
+        const std::string greeting = "train_gpt rank 1 of 4 0123456789abcdef0123456789abcdef";
+        switch (i % 9) {
             case 0: break;   // silence
             case 1: raw(random); break;
             case 2: raw(std::string("\x40\0\0\0train", 9)); break;   // half a message
@@ -35,6 +36,8 @@ void send_strangers(int port, int count) {
             case 4: socket->send("train_gpt rank 1 of 4"); break;
             case 5: socket->send("train_gpt rank 1 of 4 of another run"); break;
             case 6: socket->send("train_gpt rank 1 of 4 "); break;
+            case 7: socket->send(greeting); break;   // and no proof
+            case 8: socket->send(greeting) && socket->send(std::string(64, '0')); break;
         }
         open.push_back(std::move(*socket));
         if (open.size() > 150) open.erase(open.begin());

@@ -288,12 +288,37 @@ TEST_CASE("startup: ranks that were told other numbers are refused, strangers ar
 TEST_CASE("startup: where the secret of a run comes from") {
     auto secret = [](const Variables& variables) {
         Environment environment(variables);
-        return run_secret();
+        const RunSecret found = run_secret();
+        return std::pair(found.text, found.can_be_guessed);
     };
-    CHECK(secret({}) == "");
-    CHECK(secret({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) == "slurm 12");
-    CHECK(secret({{"TORCHELASTIC_RUN_ID", "abc"}}) == "abc");
-    CHECK(secret({{"TRAIN_GPT_SECRET", "own"}, {"TORCHELASTIC_RUN_ID", "abc"}}) == "own");
+    CHECK(secret({}) == std::pair<std::string, bool>("", true));
+    CHECK(secret({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}}) == std::pair<std::string, bool>("slurm 12", true));
+    CHECK(secret({{"TORCHELASTIC_RUN_ID", "abc"}}) == std::pair<std::string, bool>("abc", true));
+    CHECK(secret({{"TRAIN_GPT_SECRET", "own"}, {"TORCHELASTIC_RUN_ID", "abc"}}) ==
+          std::pair<std::string, bool>("own", false));
+}
+
+TEST_CASE("startup: rank 0 warns once where others than this machine reach it and there is no secret") {
+    auto warnings_at = [](const std::string& host, const Variables& variables) {
+        Environment environment(variables);
+        const int port = free_port();
+        std::vector<StartupOptions> all;
+        for (int r = 0; r < 3; r++) {
+            all.push_back(options_of(InitMethod::tcp, r, 3));
+            all.back().address = text(r == 0 ? host : "127.0.0.1", ":", port);
+        }
+        std::vector<std::string> warnings;
+        const WarningListener listening([&](const std::string& warning) { warnings.push_back(warning); });
+        check_all_met(start(all));
+        for (const std::string& warning : warnings) {
+            CHECK(contains(warning, text("rank 0: without TRAIN_GPT_SECRET whoever reaches port ", port)));
+        }
+        return warnings.size();
+    };
+    CHECK(warnings_at("0.0.0.0", {}) == 1);
+    CHECK(warnings_at("0.0.0.0", {{"TORCHELASTIC_RUN_ID", "abc"}}) == 1);
+    CHECK(warnings_at("0.0.0.0", {{"TRAIN_GPT_SECRET", "own"}}) == 0);
+    CHECK(warnings_at("127.0.0.1", {}) == 0);
 }
 
 TEST_CASE("startup: settings that make no sense are refused") {

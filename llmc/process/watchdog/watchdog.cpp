@@ -70,7 +70,7 @@ struct Watchdog::Impl {
         if (place.rank == 0) line = invitation_to(listener.emplace(0, on_one_host), make_nonce(), on_one_host);
         Invitation invitation = read_invitation(rendezvous.from_rank_0(line));
         const std::vector<std::string> hosts = rendezvous.all_gather(place.host);
-        const Joining self{place.rank, place.ranks, invitation.word, options.connect_seconds};
+        const Joining self{place.rank, place.ranks, invitation.secret, options.connect_seconds};
         if (place.rank == 0) {
             for (Socket& socket : accept_ranks(*listener, self))
                 peers.push_back({std::move(socket), hosts[peers.size()]});

@@ -29,7 +29,7 @@ std::optional<Socket> join_without_watchdog(int port, int rank, int ranks) {
     startup.rendezvous->all_gather(own_host_identity());
     const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
     startup.rendezvous->all_gather("here");
-    return find_rank_0({"127.0.0.1"}, invitation.port, {rank, ranks, invitation.word}, kMinutes);
+    return find_rank_0({"127.0.0.1"}, invitation.port, {rank, ranks, invitation.secret}, kMinutes);
 }
 // Longer than anything that a rank waits by the clock.
 void let_them_wait() { std::this_thread::sleep_for(std::chrono::seconds(1)); }

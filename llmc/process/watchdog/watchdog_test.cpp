@@ -8,13 +8,13 @@
 
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/stand_in.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/process/free_port_testing.h"
+#include "llmc/process/joining.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/watchdog/watchdog_ends_testing.h"
@@ -297,29 +297,23 @@ TEST_CASE("watchdog: a connection that its rank has given up is not taken for it
     });
     Startup startup = meet_by_tcp(rendezvous_port, 1, 2);
     startup.rendezvous->all_gather(own_host_identity());
-    std::istringstream said(startup.rendezvous->from_rank_0(""));
-    int port = 0;
-    std::string word;
-    said >> port >> word;
+    const Invitation invitation = read_invitation(startup.rendezvous->from_rank_0(""));
+    const std::string greeting = text("train_gpt rank 1 of 2 ", make_nonce());
     std::vector<std::optional<Socket>> strangers;
-    for (int i = 0; i < 300; i++) strangers.push_back(connect_to_any({"127.0.0.1"}, port, 600));
+    for (int i = 0; i < 300; i++) strangers.push_back(connect_to_any({"127.0.0.1"}, invitation.port, 600));
     for (std::size_t i = 0; i < strangers.size(); i++) {
         REQUIRE(strangers[i]);
         if (i % 3 == 1) CHECK(::send(strangers[i]->fd(), "\x40\0\0\0half", 8, MSG_NOSIGNAL) == 8);
-        if (i % 3 == 2) strangers[i]->send("train_gpt rank 1 of 2 another word");
+        if (i % 3 == 2) CHECK((strangers[i]->send(greeting) && strangers[i]->send("another proof")));
     }
     {
-        std::optional<Socket> given_up = connect_to_any({"127.0.0.1"}, port, 600);
+        std::optional<Socket> given_up = connect_to_any({"127.0.0.1"}, invitation.port, 600);
         REQUIRE(given_up);
-        given_up->send(text("train_gpt rank 1 of 2 ", word));
+        CHECK(given_up->send(greeting));
     }
     startup.rendezvous->all_gather("here");   // now rank 0 begins to accept
-    std::optional<Socket> socket = connect_to_any({"127.0.0.1"}, port, 600);
+    std::optional<Socket> socket = find_rank_0({"127.0.0.1"}, invitation.port, {1, 2, invitation.secret}, 600);
     REQUIRE(socket);
-    socket->send(text("train_gpt rank 1 of 2 ", word));
-    CHECK(socket->receive(600) == text("rank 0 ", word));
-    socket->send("confirmed");
-    CHECK(socket->receive(600) == std::string("all have come"));
     socket->send("g");
     rank_0.join();
     CHECK(seconds < 100);   // of 300 strangers 200 are silent; one after another, each would take 5

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <new>
+#include <string_view>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -70,6 +71,16 @@ std::string response(const std::string& status, const std::string& type, const s
 
 }   // namespace
 
+struct MetricsServer::Client {
+    Socket socket;
+    double deadline;
+    std::string request = {}, response = {};   // as far as it has come; whole once the request is
+    std::size_t sent = 0;                      // of the response
+    bool is_ready = false;                     // for what it waits for
+
+    short awaited_event() const { return response.empty() ? POLLIN : POLLOUT; }
+};
+
 MetricsServer::MetricsServer(const std::string& host, int port, double client_seconds)
     : client_seconds_(client_seconds), listener_(listen_for_clients(host, port)), end_(eventfd(0, EFD_CLOEXEC)) {
     if (!end_.is_open()) throw Error(ErrorKind::io, "no descriptor is left for --metrics-port", "Raise `ulimit -n`.");
@@ -91,52 +102,61 @@ void MetricsServer::show(const std::string& line) {
 }
 
 void MetricsServer::serve() {
-    constexpr double pause = 1;   // seconds, when no descriptor or memory is left for a client
-    for (;;) {
+    constexpr double pause = 1;    // seconds, when no descriptor or memory is left for a client
+    std::vector<Client> clients;   // those on which nothing has moved for longest come first
+    clients.reserve(most_clients);
+    for (double accepts_from = 0;;) {
+        const bool accepts = steady_seconds() >= accepts_from;
+        double next = accepts ? steady_seconds() + 3600 : accepts_from;   // when to look although nothing is ready
         std::vector<pollfd> waiting{{end_.fd(), POLLIN, 0}};
-        for (const int fd : listener_.fds()) waiting.push_back({fd, POLLIN, 0});
-        poll(waiting.data(), waiting.size(), -1);
+        for (const Client& client : clients) {
+            waiting.push_back({client.socket.fd(), client.awaited_event(), 0});
+            next = std::min(next, client.deadline);
+        }
+        for (const int fd : listener_.fds()) waiting.push_back({fd, static_cast<short>(accepts ? POLLIN : 0), 0});
+        const double seconds = std::max(next - steady_seconds(), 0.0);
+        if (poll(waiting.data(), waiting.size(), static_cast<int>(seconds * 1e3) + 1) < 0) continue;   // interrupted
         if (waiting[0].revents != 0) return;
-        if (const std::optional<Socket> client = listener_.accept(0)) {
-            try {
-                answer(*client);
-            } catch (const std::bad_alloc&) {   // the client goes without; the run goes on
-            }
-        } else if (errno != EAGAIN && errno != EINTR) {
-            wait(end_.fd(), POLLIN, pause);
-        }
+
+        for (std::size_t i = 0; i < clients.size(); i++) clients[i].is_ready = waiting[i + 1].revents != 0;
+        std::erase_if(clients, [&](Client& client) {
+            return steady_seconds() >= client.deadline || (client.is_ready && !advance(client));
+        });
+        std::ranges::stable_partition(clients, [](const Client& client) { return !client.is_ready; });
+        if (accepts && !accept_one(clients)) accepts_from = steady_seconds() + pause;
     }
 }
 
-bool MetricsServer::wait(int fd, short events, double seconds) const {
-    pollfd waiting[] = {{end_.fd(), POLLIN, 0}, {fd, events, 0}};
-    for (const double deadline = steady_seconds() + seconds; (seconds = deadline - steady_seconds()) > 0;) {
-        if (poll(waiting, 2, static_cast<int>(seconds * 1e3) + 1) >= 0 || errno != EINTR) {
-            return waiting[0].revents == 0 && waiting[1].revents != 0;
-        }
-    }
-    return false;
+// Accepts a connection if one is pending. Returns false where that has to wait until a descriptor is free elsewhere.
+bool MetricsServer::accept_one(std::vector<Client>& clients) {
+    std::optional<Socket> socket = listener_.accept(0);
+    const bool lacks_something = !socket && errno != EAGAIN && errno != EINTR;
+    if (lacks_something && clients.empty()) return false;
+    if (lacks_something || (socket && clients.size() == most_clients)) clients.erase(clients.begin());
+    if (socket) clients.push_back({std::move(*socket), steady_seconds() + client_seconds_});
+    return true;
 }
 
-// Reads a request and answers it. What comes or goes too slowly, and a request that is too long, is cut off.
-void MetricsServer::answer(const Socket& client) {
-    const double deadline = steady_seconds() + client_seconds_;
-    std::string request;
-    while (request.find("\r\n\r\n") == std::string::npos) {
-        if (request.size() >= longest_request || !wait(client.fd(), POLLIN, deadline - steady_seconds())) return;
-        char piece[1024];
-        const ssize_t n = recv(client.fd(), piece, sizeof piece, MSG_DONTWAIT);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (n <= 0) return;
-        request.append(piece, static_cast<std::size_t>(n));
-    }
-    const std::string whole = response_to(request);
-    for (std::size_t done = 0; done < whole.size();) {
-        if (!wait(client.fd(), POLLOUT, deadline - steady_seconds())) return;
-        const ssize_t n = send(client.fd(), whole.data() + done, whole.size() - done, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (n <= 0) return;
-        done += static_cast<std::size_t>(n);
+// Reads what has come of a request, and sends what can be sent of the answer, without waiting. Returns false when the
+// client is done, or cut off: its request is too long, its connection lost, or no memory is left for it.
+bool MetricsServer::advance(Client& client) {
+    const int fd = client.socket.fd();
+    auto may_go_on = [](ssize_t moved) { return moved > 0 || (moved < 0 && (errno == EINTR || errno == EAGAIN)); };
+    try {
+        if (client.response.empty()) {
+            char piece[1024];
+            const ssize_t n = recv(fd, piece, sizeof piece, MSG_DONTWAIT);
+            if (n <= 0) return may_go_on(n);
+            client.request.append(piece, static_cast<std::size_t>(n));
+            if (client.request.find("\r\n\r\n") == std::string::npos) return client.request.size() < longest_request;
+            client.response = response_to(client.request);
+        }
+        const std::string_view rest = std::string_view(client.response).substr(client.sent);
+        const ssize_t n = send(fd, rest.data(), rest.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0) client.sent += static_cast<std::size_t>(n);
+        return may_go_on(n) && client.sent < client.response.size();
+    } catch (const std::bad_alloc&) {   // the client goes without; the run goes on
+        return false;
     }
 }
 

@@ -7,20 +7,25 @@
 // Names and values are those of the lines of metrics.jsonl: the newest of each. A value of several is a value for each,
 // as train_gpt_exposed_ms{name="dp"}; null, a value that is unknown or not finite, is NaN.
 //
-// A thread of its own answers, one client after the other, each within `client_seconds`; so no step waits for a client,
-// and a client that is silent holds neither the run nor for long the next one.
+// A thread of its own serves up to `most_clients` connections at once, each within `client_seconds`, so no step waits
+// for a client and none waits for another. One more closes the connection on which nothing has moved for the longest
+// time.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "llmc/base/json.h"
 #include "llmc/process/sockets.h"
 
 class MetricsServer {
 public:
+    static constexpr std::size_t most_clients = 64;
+
     // Listens at a name or address of this machine. Throws Error(io) naming the port, Error(usage) naming the host.
     MetricsServer(const std::string& host, int port, double client_seconds = 1);
     ~MetricsServer();   // without waiting for a client
@@ -31,11 +36,12 @@ public:
     void show(const std::string& line);                // serves the values of a line of metrics.jsonl from now on
 
 private:
+    struct Client;
+
     void serve();
-    void answer(const Socket& client);
+    bool accept_one(std::vector<Client>& clients);
+    bool advance(Client& client);
     std::string response_to(const std::string& request);
-    // Waits until the descriptor is ready for `events`. False when the time is over or the server ends.
-    bool wait(int fd, short events, double seconds) const;
 
     double client_seconds_;
     ListeningSocket listener_;

@@ -15,9 +15,8 @@ Socket client_of(int port) {
     return std::move(*socket);
 }
 
-// Sends a request and returns all that comes back until the server closes the connection.
-std::string answer_to(const std::string& request, int port) {
-    const Socket client = client_of(port);
+// Sends a request, or the rest of one, and returns all that comes back until the server closes the connection.
+std::string answer_to(const std::string& request, const Socket& client) {
     send(client.fd(), request.data(), request.size(), MSG_NOSIGNAL);
     std::string all;
     char piece[1024];
@@ -25,9 +24,14 @@ std::string answer_to(const std::string& request, int port) {
         all.append(piece, static_cast<std::size_t>(n));
     return all;
 }
+std::string answer_to(const std::string& request, int port) { return answer_to(request, client_of(port)); }
+
+constexpr const char* page_request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+constexpr const char* ok = "HTTP/1.1 200 OK\r\n";
+
 std::string page_of(int port) {
-    const std::string all = answer_to("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", port);
-    CHECK(all.starts_with("HTTP/1.1 200 OK\r\n"));
+    const std::string all = answer_to(page_request, port);
+    CHECK(all.starts_with(ok));
     CHECK(all.find("\r\nContent-Type: text/plain; version=0.0.4\r\n") != std::string::npos);
     const std::string page = all.substr(all.find("\r\n\r\n") + 4);
     CHECK(all.find(text("\r\nContent-Length: ", page.size(), "\r\n")) != std::string::npos);
@@ -109,6 +113,8 @@ TEST_CASE("metrics server: a client that is silent, or asks for ever, holds neit
         const Socket silent = client_of(port_of(server));
         // a busy machine may cut off this client, too
         while (!answer_to("GET /metrics HTTP/1.1\r\n\r\n", port_of(server)).starts_with("HTTP/1.1 200 ")) continue;
+        char byte = 0;
+        CHECK(recv(silent.fd(), &byte, 1, 0) == 0);
     }
     {
         const MetricsServer patient("localhost", 0, for_ever);
@@ -116,6 +122,41 @@ TEST_CASE("metrics server: a client that is silent, or asks for ever, holds neit
         const Socket silent = client_of(port_of(patient));
         send(silent.fd(), "GET", 3, MSG_NOSIGNAL);
     }
+}
+
+TEST_CASE("metrics server: idle clients starve nobody; of too many the oldest idle one is closed") {
+    const MetricsServer server("127.0.0.1", 0, for_ever);
+    const int port = port_of(server);
+    std::vector<Socket> idle;
+    for (int i = 0; i < 200; i++) idle.push_back(client_of(port));
+    CHECK(page_of(port).empty());
+    // this reader was the 201st, so the last ones before it were left
+    const std::size_t closed = idle.size() - (MetricsServer::most_clients - 1);
+    char byte = 0;
+    for (std::size_t i = 0; i < closed; i++) CHECK(recv(idle[i].fd(), &byte, 1, 0) == 0);
+    for (std::size_t i = closed; i < idle.size(); i++) CHECK(recv(idle[i].fd(), &byte, 1, MSG_DONTWAIT) < 0);
+
+    // a client is idle from when its bytes moved last, not from when it came
+    const std::string request = page_request;
+    send(idle[closed].fd(), request.data(), 10, MSG_NOSIGNAL);
+    CHECK(page_of(port).empty());   // by now these bytes have been read
+    std::vector<Socket> later;
+    for (std::size_t i = 0; i < MetricsServer::most_clients - 2; i++) later.push_back(client_of(port));
+    CHECK(page_of(port).empty());
+    for (std::size_t i = closed + 1; i < idle.size(); i++) CHECK(recv(idle[i].fd(), &byte, 1, 0) == 0);
+    CHECK(answer_to(request.substr(10), idle[closed]).starts_with(ok));
+    CHECK(answer_to(request, later[0]).starts_with(ok));
+}
+
+TEST_CASE("metrics server: a client that does not read its answer starves nobody") {
+    MetricsServer server("localhost", 0, for_ever);
+    const int port = port_of(server);
+    server.show("{\"" + std::string(4 << 20, 'x') + "\":1}");   // an answer beyond every buffer of a connection
+    const Socket lazy = client_of(port);
+    send(lazy.fd(), page_request, std::string(page_request).size(), MSG_NOSIGNAL);
+    const std::string page = page_of(port);
+    CHECK(page.size() > 16u << 20);
+    CHECK(answer_to("", lazy).ends_with(page));
 }
 
 TEST_CASE("metrics server: a port that is taken and a host that is not here are named") {
