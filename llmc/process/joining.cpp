@@ -21,9 +21,9 @@ namespace {
 constexpr const char* kConfirmed = "confirmed";
 constexpr const char* kAllHaveCome = "all have come";
 
-// What the two ends of a connection have said of themselves.
+// Words that the two ends of a connection have said of themselves.
 struct Introduction {
-    int rank = 0, ranks = 0;   // of the one that joins
+    int rank = 0, ranks = 0;   // number of the one that joins, and how many ranks it expects
     std::string nonce = {}, nonce_of_rank_0 = {};
 };
 

@@ -74,8 +74,8 @@ std::string response(const std::string& status, const std::string& type, const s
 struct MetricsServer::Client {
     Socket socket;
     double deadline;
-    std::string request = {}, response = {};   // as far as it has come; whole once the request is
-    std::size_t sent = 0;                      // of the response
+    std::string request = {}, response = {};   // received and made so far; the response is whole
+    std::size_t sent = 0;                      // bytes of the response
     bool is_ready = false;                     // for what it waits for
 
     short awaited_event() const { return response.empty() ? POLLIN : POLLOUT; }
@@ -103,7 +103,7 @@ void MetricsServer::show(const std::string& line) {
 
 void MetricsServer::serve() {
     constexpr double pause = 1;    // seconds, when no descriptor or memory is left for a client
-    std::vector<Client> clients;   // those on which nothing has moved for longest come first
+    std::vector<Client> clients;   // sorted: first the one on which nothing has moved for longest
     clients.reserve(most_clients);
     for (double accepts_from = 0;;) {
         const bool accepts = steady_seconds() >= accepts_from;
