@@ -11,12 +11,12 @@ const AttentionLimits& limits_of(AttentionKind kind) {
 }
 
 std::string beyond(const AttentionLimits& limits, const AttentionShape& shape, bool fp32, bool fp32_results) {
+    if (shape.masks_documents && !limits.documents) return "it has no mask of documents";
     if (fp32 && !limits.fp32) return "it is for bf16 (PRECISION=bf16)";
     if (!fp32 && fp32_results && !limits.fp32_results) return "it has no fp32 results, which rings add up";
     if (shape.HS > limits.largest_head) {
         return text("it has no heads of ", shape.HS, " channels, only of up to ", limits.largest_head);
     }
-    if (shape.masks_documents && !limits.documents) return "it has no mask of documents";
     const AttentionMask mask = attention_mask<false>(shape, 0);
     if (!limits.positions && !mask.is_full() && !mask.is_triangle()) {
         return "it has no causal mask between blocks that begin at different positions";
