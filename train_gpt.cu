@@ -86,6 +86,29 @@ void warn_of_records(const Metrics& metrics, const std::string& folder, const st
                 metrics.recorded() + 1, after_step);
 }
 
+// Prints the tables and warnings that come before the first step. `texts`: the run's options. `about_gradients`: what
+// is to be said of how they travel, or nothing. `mebibytes`: what the device reports as taken by this run. Collective.
+void print_run(const TrainerParts& parts, const std::vector<OptionText>& texts, const RunFacts& facts,
+               const std::string& about_gradients, double mebibytes, Agreement& agreement) {
+    const Log& log = parts.log;
+    const Options& options = parts.options;
+    log.block(settings_table(options, texts, facts));
+    if (stand_in()) log.line("threads: %s", stand_in()->threads().c_str());
+    log.line("device memory:");
+    log.block(parts.arena.table());
+    if (parts.groups.zero) log.line("%s", parts.step.memory_by_formula().c_str());
+    if (!about_gradients.empty()) log.line("%s", about_gradients.c_str());
+    Stage& stage = parts.step.stage();
+    if (options.pp > 1) log.block(pipeline_memory(stage, parts.arena, options, parts.world->mesh(), agreement));
+    log.line("  the device reports %.2f MiB", mebibytes);
+    const std::string about_ring = warning_about_ring(stage, *parts.world);
+    if (!about_ring.empty()) log.warning("%s", about_ring.c_str());
+    for (const std::string& warning : option_warnings(options, facts.model)) log.warning("%s", warning.c_str());
+    for (const std::string& warning : layout_warnings(options, agreement.gather(own_host_identity()))) {
+        log.warning("%s", warning.c_str());
+    }
+}
+
 int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     Options options = asked.options;
     signals.leave_if_received();
@@ -108,7 +131,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const auto devices = world.gather_text(need.device), bytes = world.gather_text(to_bytes(need.bytes));
     log.line("memory: %s", memory_that_suffices(need, devices, bytes, log).c_str());
     const TrainingGroups groups =
-        training_groups(world, inputs.config, options.pipeline.chunks, options.local.every > 0);
+        training_groups(world, inputs.config, options.pipeline.chunks, options.has_replicas());
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());
@@ -122,11 +145,8 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
                          options, step, arena, log);
     const PeakFlops peak = peak_flops(name_of_device(), options.tf32, stage.matmul(), stream.get());
 
-    std::string about_compression;   // timed before there is anything that compression keeps
-    if (const GradCompression how = options.grad_compression.how; how != GradCompression::none) {
-        about_compression = compression_in_words(how, step.time_reductions(), groups.replicas != nullptr);
-        world.synchronised();
-    }
+    const std::string about_gradients = step.sync().times_in_words();   // timed before there is a state
+    if (!about_gradients.empty()) world.synchronised();
 
     // resume: state of the last checkpoint, and the run's records
     const std::optional<RunState> state = resume(inputs, asked.recorded, options, step, world, log);
@@ -149,30 +169,18 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
                     folder.c_str());
     }
     const ReportWriter report(real_files(), world.is_first() ? options.output_dir : "", pictures_of_run(options));
-    Trainer trainer({options, log, arena, step, inputs.train_tokens, inputs.validation(), real_files(), metrics,
-                     signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps, peak.per_second,
-                     groups, &world, hosts});
+    const TrainerParts trainer_parts{
+        options, log,     arena,         step,         inputs.train_tokens,   inputs.validation(), real_files(),
+        metrics, signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps,    peak.per_second,
+        groups,  &world,  hosts};
+    Trainer trainer(trainer_parts);
     if (state) trainer.restore(*state);
 
-    // tables printed before the first step
     auto mebibytes_taken = [&] { return static_cast<double>(device_bytes_taken() - taken_before) / (1 << 20); };
-    log.block(settings_table(options, asked.texts,
-                             {name_of_device(), precision_name, peak, stage.attention().kind(), inputs.origin(),
-                              inputs.config, inputs.train_tokens, inputs.validation(), inputs.max_steps}));
-    if (stand_in()) log.line("threads: %s", stand_in()->threads().c_str());
-    log.line("device memory:");
-    log.block(arena.table());
-    if (groups.zero) log.line("%s", step.memory_by_formula().c_str());
-    if (!about_compression.empty()) log.line("%s", about_compression.c_str());
-    if (options.pp > 1) log.block(pipeline_memory(stage, arena, options, world.mesh(), agreement));
-    log.line("  the device reports %.2f MiB", mebibytes_taken());
-    const std::string about_ring = warning_about_ring(stage, world);
-    if (!about_ring.empty()) log.warning("%s", about_ring.c_str());
-    for (const std::string& warning : option_warnings(options, inputs.config)) log.warning("%s", warning.c_str());
-    for (const std::string& warning : layout_warnings(options, agreement.gather(own_host_identity()))) {
-        log.warning("%s", warning.c_str());
-    }
-
+    const RunFacts facts{name_of_device(),         precision_name,      peak,
+                         stage.attention().kind(), inputs.origin(),     inputs.config,
+                         inputs.train_tokens,      inputs.validation(), inputs.max_steps};
+    print_run(trainer_parts, asked.texts, facts, about_gradients, mebibytes_taken(), agreement);
     const RunEnd end = tell_end(
         metrics, [&trainer] { return trainer.run(); }, words_of_end);
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",

@@ -26,8 +26,8 @@
 #include "llmc/run/loop/step_trace.h"
 #include "llmc/run/loop/trainer.h"
 #include "llmc/run/metrics/metrics_server.h"
-#include "llmc/run/run_inputs.h"
 #include "llmc/run/part_options.h"
+#include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
 
 namespace {
@@ -227,7 +227,7 @@ std::string RunCheck::check_disk() const {
     std::uint64_t more = checkpoints_to_come(saved, last_step(), options_.checkpoint_every,
                                              {options_.keep_checkpoints, options_.major_checkpoint_every, after_step_});
     if (options_.keep_best) more += 2 - std::min<std::size_t>(best, 1);   // the next one is written beside the last
-    const int replicas = options_.local.every > 0 ? replica_of(world_.mesh(), world_.at()).replicas : 1;
+    const int replicas = options_.has_replicas() ? replica_of(world_.mesh(), world_.at()).replicas : 1;
     const double each = static_cast<double>(checkpoint_tensor_bytes(ParamTable(model_.config),
                                                                     optimizer_states(options_, world_.mesh()), replicas,
                                                                     compressed_sums(world_.mesh()))),

@@ -27,6 +27,7 @@
 #include "llmc/run/layout_options.h"
 #include "llmc/run/part_options.h"
 #include "llmc/run/step_sizes.h"
+#include "llmc/run/sync_options.h"
 
 namespace {
 
@@ -68,31 +69,6 @@ void check_together(const Options& o) {
               text("--warmup ", o.warmup, ": expected at most --max-steps = ", o.max_steps), kHelp);
     refuse_if(o.val_max_batches == 0,
               "--val-max-batches 0: expected -1 or at least 1 (--val-every 0 turns validation off)", kHelp);
-}
-
-// Refuses local steps, late and compressed gradients where traffic is predicted: predictions count gradients in every
-// step, as they are.
-void check_predicted(Verb verb, const Options& o, bool layout) {
-    const bool compressed = o.grad_compression.how != GradCompression::none;
-    if (o.local.every == 0 && o.staleness == 0 && !compressed) return;
-    const std::string given = o.local.every > 0 ? text("--local-steps ", o.local.every)
-                              : compressed      ? text("--grad-compression ", name_of(o.grad_compression.how))
-                                                : text("--staleness ", o.staleness);
-    refuse_if(
-        verb == Verb::plan && compressed, "plan " + given + ": a plan counts gradients of 4 bytes an element",
-        "Leave it out: the plan is then that of gradients that travel as they are. --print-memory 1 knows what such "
-        "a run keeps.");
-    refuse_if(layout && compressed, given + " --layout auto: the search counts gradients of 4 bytes an element",
-              "Give the layout: --tp, --pp, --cp and --zero.");
-    refuse_if(
-        verb == Verb::plan, "plan " + given + ": a plan knows only steps whose gradients travel in each",
-        text("Leave it ", o.local.every > 0 ? "and --outer-... " : "",
-             "out: the plan is then that of a step together, which is no faster. --print-memory 1 knows what such "
-             "a run keeps."));
-    refuse_if(layout, given + " --layout auto: the search knows only steps whose gradients travel in each",
-              o.local.every > 0
-                  ? "Give the layout of a replica: --tp, --pp, --cp, --zero, and --zero-group for the ranks of one."
-                  : "Give the layout: --tp, --pp, --cp and --zero.");
 }
 
 // Returns the positions of the model that a run starts from; none where it cannot be read, which the run will report.
@@ -483,7 +459,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
     for (const auto& [name, value] : given) o.plan.kept.insert(name);
-    check_predicted(verb, o, beside.layout == LayoutChoice::auto_);
+    check_predicted(o, verb == Verb::plan, beside.layout == LayoutChoice::auto_);
     result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
                                         [&](const char* name) { return given.contains(name); });
     if (counts_micro_batches) {

@@ -215,6 +215,18 @@ void Optimizer::update(int step, float learning_rate, const GradNorm* norm) {
 
 bool Optimizer::end_local_steps(int step) { return outer_step_ != nullptr && outer_step_->after(step, step == last_); }
 
+void Optimizer::wait_for_flights() {
+    if (outer_step_) outer_step_->wait_for_flights();
+}
+
+std::vector<int> Optimizer::flights() const { return outer_step_ ? outer_step_->left() : std::vector<int>(); }
+
+std::string Optimizer::restore_flights(const std::vector<int>& left) {
+    if (outer_step_ ? outer_step_->restore(left) : left.empty()) return "";
+    return text("local steps: what was on its way between the groups is left out",
+                outer_step_ ? "; it is sent with the next outer step" : "");
+}
+
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh) {
     std::vector<OptimizerStateSpec> states;
     if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});

@@ -58,7 +58,13 @@ public:
     // Says that the run's last step is `step`.
     void ends_after(int step) { last_ = step; }
 
-    OuterStep* outer_step() { return outer_step_.get(); }   // null: no local steps
+    // Makes later work on the stage's stream see what travels between replicas beside the steps as it arrives.
+    // Collective inside a replica.
+    void wait_for_flights();
+    // Steps after which what still travels has left (OuterStep::left); empty: nothing does, ever. What a checkpoint
+    // keeps besides states; restore_flights() returns a sentence if this run leaves it out.
+    std::vector<int> flights() const;
+    std::string restore_flights(const std::vector<int>& left);
 
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }

@@ -50,4 +50,6 @@ struct OptimizerOptions {
     int staleness = 0;   // steps by which gradients are applied late: 0 or 1
     bool master_weights = true;
     std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples
+
+    bool has_replicas() const { return local.every > 0; }   // each updates weights of its own
 };

@@ -6,6 +6,7 @@
 #include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/least_time.h"
 #include "llmc/parallel/gradient_sums.h"
+#include "llmc/parallel/zero_formulas.h"
 
 static std::size_t shard(const TensorLayout& tensor) { return static_cast<std::size_t>(tensor.kept); }
 
@@ -27,10 +28,6 @@ Zero::Zero(const ParamStorage& storage, const ZeroStates& states, const ZeroGrou
     if (shards(StateKind::gradients) && states_.gradients.exists()) {
         arrived_ = arena.allocate<std::byte>("reduced gradients/shard",
                                              static_cast<std::size_t>(largest) * size_of(states_.gradients.type()));
-    }
-    Communicator* const sums = groups.replicas != nullptr ? groups.replicas : groups.zero;
-    if (states_.compression.how != GradCompression::none && sums != nullptr) {
-        compressed_ = compressed_gradients(states_.compression, states_.gradients, states_.compressed, *sums, arena);
     }
     const std::size_t units = storage.units().size();
     fetched_ = std::vector<OwnedEvent>(units);
@@ -211,8 +208,7 @@ void Zero::gradients_ready(int slot, bool at_once) {
     if (states_.delayed || (!last && !shards(StateKind::gradients))) return;   // more is added first
     compute_before_traffic();
     waiting_.push_back(slot);
-    // only at stage 3 do the model's collectives wait for this one, behind the fetch of parameters that follows it
-    if (!is_reduced_at_the_end(slot) && (at_once || !shards(StateKind::parameters))) reduce_ready();
+    if (!is_reduced_at_the_end(slot) && !reduces_behind_fetch(storage_.place().zero_stage, at_once)) reduce_ready();
 }
 
 void Zero::reduce_ready() {
@@ -231,13 +227,13 @@ void Zero::reduce_ready() {
 // Stages 0 and 1: reduces in place.
 void Zero::reduce(int slot) {
     const StateBuffers& gradients = states_.gradients;
-    CompressedGradients* const compressed =
-        compresses_ && groups_.replicas == nullptr ? compressed_.get() : nullptr;   // else between groups, below
-    if (compressed) compressed->reduce(slot, traffic());
-    auto travels = [&](const TensorLayout& tensor) { return !compressed || !compressed->takes(tensor); };
+    GradientCodec* const codec =
+        uses_codec_ && groups_.replicas == nullptr ? codec_.get() : nullptr;   // else between groups, below
+    if (codec) codec->reduce(slot, traffic());
+    auto travels = [&](const TensorLayout& tensor) { return !codec || !codec->takes(tensor); };
     for (const SpanLayout& span : spans(slot)) {
         Communicator* const ranks = group(span);
-        if (!shards(StateKind::optimizer) && compressed) {
+        if (!shards(StateKind::optimizer) && codec) {
             for_tensors(span, ranks, [&](const TensorLayout& tensor) {
                 const auto count = static_cast<std::size_t>(tensor.padded);
                 if (travels(tensor)) sum_gradients(*ranks, gradients.tensor(tensor.param), count, traffic());
@@ -266,18 +262,18 @@ void Zero::reduce(int slot) {
 
 // Sums the shards of a unit's gradients over the ranks that keep them.
 void Zero::sum_between_groups(int slot) {
-    CompressedGradients* const compressed = compresses_ && groups_.replicas != nullptr ? compressed_.get() : nullptr;
-    if (compressed) compressed->reduce(slot, traffic());
+    GradientCodec* const codec = uses_codec_ && groups_.replicas != nullptr ? codec_.get() : nullptr;
+    if (codec) codec->reduce(slot, traffic());
     for (const SpanLayout& span : spans(slot)) {
         Communicator* const copies = replicas(span);
         if (copies == nullptr) continue;
-        if (compressed == nullptr && shards(StateKind::gradients)) {   // shards lie side by side
+        if (codec == nullptr && shards(StateKind::gradients)) {   // shards lie side by side
             const auto kept = static_cast<std::size_t>(span.kept);
             sum_gradients(*copies, states_.gradients.unit(slot) + span.kept_offset, kept, traffic());
             continue;
         }
         for_tensors(span, copies, [&](const TensorLayout& tensor) {
-            if (compressed && compressed->takes(tensor)) return;
+            if (codec && codec->takes(tensor)) return;
             const std::size_t kept = shard(tensor);   // 0 if another rank is the owner
             if (kept > 0) sum_gradients(*copies, states_.gradients.owned(tensor.param), kept, traffic());
         });
@@ -287,8 +283,8 @@ void Zero::sum_between_groups(int slot) {
 ReductionTimes Zero::time_reductions() {
     compute_before_traffic();
     states_.gradients.zero(traffic());
-    const auto seconds = [&](bool compresses) {
-        compress(compresses);
+    const auto seconds = [&](bool uses_codec) {
+        use_codec(uses_codec);
         return least_seconds(
             [&] {
                 for (int slot = 0; slot < static_cast<int>(storage_.units().size()); slot++) {
@@ -299,7 +295,7 @@ ReductionTimes Zero::time_reductions() {
     };
     ReductionTimes times;
     times.as_they_are = seconds(false);
-    times.compressed = seconds(true);
+    times.by_codec = seconds(true);
     return times;
 }
 

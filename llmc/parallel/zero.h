@@ -34,21 +34,21 @@
 // Under stage 1 a matrix that has an owner (param_storage.h) is reduced to it, and broadcast by it after the update.
 // Single ranks then send other amounts, but all of them together as many bytes, padding apart.
 //
-// With --grad-compression gradients travel in fewer bytes instead, between groups if there are several, or else at
-// stages 0 and 1 (llmc/parallel/compression/compressed_gradients.h).
+// A codec sums gradients in its own form instead: between groups if there are several, or else at stages 0 and 1.
 //
 // Sums over ranks are made of gradients in their type (fp32 unless --grad-dtype bf16; NCCL adds in the type of the
 // buffer, the stand-in adds bf16 in fp32 and rounds once), and of the loss and the sum of squares in fp64.
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/stream.h"
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/model/parameters/unit_hooks.h"
 #include "llmc/model/precision.h"
-#include "llmc/parallel/compression/compressed_gradients.h"
+#include "llmc/parallel/gradient_codec.h"
 #include "llmc/process/comm.h"
 
 // States of one rank that ZeRO moves between. Kept ones are sharded as the stage says; unsharded ones are whole and, if
@@ -56,10 +56,7 @@
 struct ZeroStates {
     ModelState<floatX> parameters, unsharded_parameters;
     StateBuffers gradients, unsharded_gradients;
-    bool delayed = false;                      // `gradients` are delayed ones, which reduce_delayed() reduces
-    GradCompressionOptions compression = {};   // how sums travel over `ZeroGroups::replicas`, or, if there are none,
-                                               // over `zero` at stages 0 and 1
-    CompressionStates compressed = {};
+    bool delayed = false;   // `gradients` are delayed ones, which reduce_delayed() reduces
 };
 
 // Null: this rank alone.
@@ -87,10 +84,12 @@ public:
     // whose finish_gradients() waits for them, or wait_for_reductions().
     void reduce_delayed();
     void wait_for_reductions() { travelled_.wait(compute_); }
-    // With false, lets gradients travel as they are from now on, and what compression has left out stays as it is.
-    void compress(bool on) { compresses_ = on; }
-    // Times sums of gradients that are zero, of which compression keeps nothing: those between groups if there are
-    // several. Before the first step; collective.
+    // Lets `codec` sum over `ZeroGroups::replicas`, or, if there are none, over `zero` at stages 0 and 1. Called once.
+    void sum_by(std::unique_ptr<GradientCodec> codec) { codec_ = std::move(codec); }
+    // With false, lets gradients travel as they are from now on, and the codec's states stay as they are.
+    void use_codec(bool on) { uses_codec_ = on; }
+    // Times sums of gradients that are zero, of which a codec keeps nothing: those between groups if there are several.
+    // Before the first step; collective.
     ReductionTimes time_reductions();
     // Starts the gathers after work on the compute stream has updated the owned parts of the parameters. Those of later
     // units begin as the passes come near them.
@@ -141,9 +140,9 @@ private:
     cudaStream_t compute_;
     OwnedStream stream_{StreamPriority::greatest};   // other ranks wait for it
     OwnedEvent computed_, travelled_;
-    std::unique_ptr<CompressedGradients> compressed_;   // null: gradients travel as they are
-    bool compresses_ = true;                            // false: they do for now
-    DeviceBuffer<std::byte> arrived_;   // a unit's shard of one micro-batch's gradients, before it is added
+    std::unique_ptr<GradientCodec> codec_;   // null: gradients travel as they are
+    bool uses_codec_ = true;                 // false: they do for now
+    DeviceBuffer<std::byte> arrived_;        // a unit's shard of one micro-batch's gradients, before it is added
     int micro_batches_ = 1;
     bool reducing_ = false;   // a unit's gradients have left in this step
 

@@ -5,6 +5,12 @@
 
 #include "llmc/model/parameters/param_storage.h"
 
+// Returns true if a unit's gradients are reduced behind the fetch of parameters that follows them, for which the model
+// waits first; else as soon as they are ready. `at_once`: as UnitHooks::gradients_ready has it.
+inline bool reduces_behind_fetch(int zero_stage, bool at_once) {
+    return is_sharded(StateKind::parameters, zero_stage) && !at_once;
+}
+
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
 // of which ZeRO divides more with each stage, and working memory.
 struct ZeroMemory {

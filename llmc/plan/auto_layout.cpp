@@ -10,6 +10,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/search.h"
 #include "llmc/process/value_bytes.h"
+#include "llmc/run/sync_options.h"
 
 namespace {
 
@@ -89,10 +90,9 @@ Machine machine_of_device(const std::string& device) {
 
 int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
                          const std::string& device) {
-    const bool is_modelled =
-        options.local.every == 0 && options.staleness == 0 && options.grad_compression.how == GradCompression::none;
     const std::optional<Machine> machine = machine_in_table(device);
-    if (mesh.size() == 1 || mesh.size() > devices_per_node || !is_modelled || !machine) return options.comm_sms;
+    if (mesh.size() == 1 || mesh.size() > devices_per_node || !is_predicted(options) || !machine)
+        return options.comm_sms;
     return collectives_share(options, ParamTable(config), mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;
 }
 

@@ -20,7 +20,7 @@ Options best_layout(const Options& options, const Machine& machine, int ranks,
 // Returns how many multiprocessors matmuls leave to collectives beside them. Where collectives take at most a third of
 // backward, none: a kernel that leaves some is slower also while nothing communicates. Else, and where no closed form
 // knows, --comm-sms: over several nodes, whose network may be of any speed, on a device that is not in the table, and
-// where gradients do not travel in the step that makes them, or compressed. `devices_per_node`: ranks on this one.
+// where is_predicted() (llmc/run/sync_options.h) is false. `devices_per_node`: ranks on this one.
 int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
                          const std::string& device);
 // Returns the first rank's for this run. Collective.

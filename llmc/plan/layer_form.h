@@ -5,6 +5,7 @@
 #include "llmc/model/memory/rank_sizes.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
+#include "llmc/parallel/zero_formulas.h"
 #include "llmc/plan/layer_time.h"
 #include "llmc/plan/step_time.h"
 
@@ -32,10 +33,10 @@ protected:
         return machine_.seconds_of(m.flops(), kElement * m.rows * (m.outputs + m.inputs) +
                                                   passes * static_cast<double>(size_of(o_.grad_dtype)) * m.elements);
     }
-    // ZeRO 3 fetches the next parameters first, and reduces gradients behind the exchanges of the recompute
-    // (Zero::gradients_ready). zb's gradients of weights, which wait, are reduced at once.
+    // Gradients that wait for a fetch are reduced behind the exchanges of the recompute.
     bool reduces_behind_block() const {
-        return o_.zero == 3 && o_.recompute == Recompute::block && !delays_weights(o_.pipeline.kind);
+        const bool at_once = delays_weights(o_.pipeline.kind);
+        return reduces_behind_fetch(o_.zero, at_once) && o_.recompute == Recompute::block;
     }
     LayerMatrix classifier() const {
         return {rows_, static_cast<double>(sizes_.Vp), static_cast<double>(sizes_.C), 1.0 * sizes_.Vp * sizes_.C};

@@ -6,12 +6,12 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
-#include "llmc/kernels/optim/topk_chunks.h"
 #include "llmc/model/layer/tp_region.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/value_bytes.h"
 #include "llmc/run/option_names.h"
 #include "llmc/run/step_sizes.h"
+#include "llmc/run/sync_options.h"
 
 namespace {
 
@@ -54,76 +54,8 @@ void check_pipeline(const Options& o) {
 }
 
 void check_zero_group(const Options& o) {
-    refuse_if(o.zero_group == 1 && o.local.every == 0, "--zero-group 1: one rank shares nothing",
+    refuse_if(o.zero_group == 1 && !o.has_replicas(), "--zero-group 1: one rank shares nothing",
               "Give groups of two or more, or --zero 0.");
-}
-
-// Checks what replicas of local steps are.
-void check_local_steps(const Options& o) {
-    if (o.local.every == 0) return;
-    const std::string given = text("--local-steps ", o.local.every);
-    refuse_if(o.zero_group == 0, given + " without --zero-group",
-              "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
-    refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
-              "A group must have whole sequences: give a multiple of --cp.");
-    refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
-              "The groups' weights are averaged in fp32: leave --master-weights out.");
-    refuse_if(o.local.fragments > o.local.every, text(given, " --outer-fragments ", o.local.fragments),
-              "One fragment takes its outer step after a step: give at most as many as there are local steps.");
-    refuse_if(o.local.delay >= o.local.every, text(given, " --outer-delay ", o.local.delay),
-              "Weights arrive before they leave again: give fewer steps than --local-steps.");
-    refuse_if(
-        o.local.compression == OuterCompression::topk && o.local.blend > 0,
-        text(given, " --outer-compression topk --outer-blend ", formatted("%g", static_cast<double>(o.local.blend))),
-        "What is left out would count twice, in the weights and beside them: leave --outer-blend out.");
-}
-
-// Refuses what needs gradients in the step that made them.
-void check_staleness(const Options& o) {
-    if (o.staleness == 0) return;
-    const std::string given = text("--staleness ", o.staleness);
-    refuse_if(o.zero > 1, text(given, " --zero ", o.zero, ": gradients are summed into shards in every micro-batch"),
-              "Give --zero 0 or 1, which sum them once a step.");
-    refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
-              "Give one of them: local steps send no gradients between groups.");
-    refuse_if(o.ep > 1, text(given, " --ep ", o.ep),
-              "Experts that are dealt out take their steps together: give --ep 1.");
-    refuse_if(o.grad_dtype != DType::fp32, text(given, " --grad-dtype ", name_of(o.grad_dtype)),
-              "Delayed gradients are kept in fp32: leave --grad-dtype out.");
-    refuse_if(o.skip_loss_z > 0,
-              text(given, " --skip-loss-z ", o.skip_loss_z, ": the step that has the loss applies other gradients"),
-              "Give --skip-norm-z, the norm of the gradients that the step applies.");
-    refuse_if(o.spike_rewind > 0,
-              text(given, " --spike-rewind ", o.spike_rewind, ": a checkpoint may hold the gradients of the spike"),
-              "Leave --spike-rewind out: the spike's update is skipped all the same.");
-}
-
-// Refuses what sums gradients another way than whole and once a step, over ranks that hold the same.
-void check_compression(const Options& o) {
-    refuse_if(
-        o.max_steps > 0 && o.grad_compression.start >= o.max_steps,
-        text("--grad-compression-start ", o.grad_compression.start, ": expected less than --max-steps = ", o.max_steps),
-        "Leave --grad-compression-start out, or begin earlier.");
-    if (o.grad_compression.how == GradCompression::none) return;
-    const std::string given = text("--grad-compression ", name_of(o.grad_compression.how));
-    refuse_if(o.zero > 1 && o.zero_group == 0,
-              text(given, " --zero ", o.zero,
-                   ": what compression leaves out of whole gradients must be kept, which this stage shares out"),
-              "Give --zero 0 or 1, or a --zero-group, between which gradients are compressed.");
-    refuse_if(o.local.every > 0, text(given, " --local-steps ", o.local.every),
-              "Give --outer-compression for what local steps send.");
-    refuse_if(
-        o.zero_group > 0 && o.grad_compression.how == GradCompression::powersgd,
-        text(given, " --zero-group ", o.zero_group, ": between groups travel shards, and factors are of matrices"),
-        "Give another --grad-compression, or leave --zero-group out.");
-    refuse_if(o.staleness > 0, text(given, " --staleness ", o.staleness),
-              "Give one of them: late gradients travel behind a whole step as they are.");
-    refuse_if(o.ep > 1, text(given, " --ep ", o.ep), "Experts that are dealt out have sums of their own: give --ep 1.");
-    refuse_if(o.grad_dtype != DType::fp32, text(given, " --grad-dtype ", name_of(o.grad_dtype)),
-              "Gradients are added up in fp32 until they are compressed: leave --grad-dtype out.");
-    refuse_if(o.optimizer == OptimizerKind::muon,
-              text(given, " --optimizer muon: its matrices have one owner each, not a shard on every rank"),
-              "Give another --optimizer.");
 }
 
 // Refuses group sizes that do not divide the heads of a tp rank.
@@ -147,14 +79,6 @@ void check_heads(const Options& options, const ModelConfig& config) {
                      " ranks: 1 is --cp-mode ring, others are --cp-mode hybrid "
                      "--cp-ulysses. Or take another --cp: ",
                      list(64, false), "."));
-}
-
-// Checks the parts of the model that take their outer steps in turns.
-void check_fragments(const Options& o, const ModelConfig& config) {
-    refuse_if(o.local.fragments > config.layers + 2,
-              text("--outer-fragments ", o.local.fragments, ": the model has ", config.layers,
-                   " layers, an embedding and a head"),
-              text("Give at most ", config.layers + 2, "."));
 }
 
 // Checks how experts are chosen and dealt out.
@@ -202,9 +126,7 @@ void check_layout(const Options& o) {
               text("--dp ", o.dp, " --cp ", o.cp, " --tp ", o.tp, " --pp ", o.pp, ": more than ", most, " ranks"),
               "Give fewer.");
     check_zero_group(o);
-    check_local_steps(o);
-    check_staleness(o);
-    check_compression(o);
+    check_sync(o);
     check_pipeline(o);
     check_context(o);
     for (std::int64_t length : o.shorter_lengths()) {
@@ -293,7 +215,7 @@ void check_model_fits(const Options& options, const ModelConfig& config) {
               text("--optimizer muon --tp ", options.tp, " with --experts: Muon needs matrices that tp cuts"),
               "Give --tp 1, or another --optimizer.");
     check_experts(options, config);
-    check_fragments(options, config);
+    check_sync_fits(options, config);
 }
 
 namespace {
@@ -325,52 +247,9 @@ std::vector<std::string> hosts_in_blocks(int ranks, int ranks_of_a_node) {
     return hosts;
 }
 
-// Returns how many ranks send the entries of topk each to all others; 0: to their owners alone, at --zero 1.
-static int ranks_that_gather_entries(const Options& o) {
-    const int ranks = o.data_ranks() * o.cp, groups = o.zero_group > 0 ? std::max(1, ranks / o.zero_group) : 1;
-    return groups > 1 ? groups : o.zero == 0 ? ranks : 0;
-}
-
-double topk_share(const Options& o) {
-    const double entry = sizeof(float) + sizeof(std::int32_t), sent = topk_entries(kTopkChunk, o.grad_compression.topk);
-    const int gather = ranks_that_gather_entries(o);
-    return sent / kTopkChunk * entry / sizeof(float) * (gather > 0 ? gather / 2.0 : 1.0);
-}
-
-namespace {
-
-// Returns what is to be said of --grad-topk if it sends no fewer bytes than gradients as they are; else nothing.
-std::string too_much_of_topk(const Options& o) {
-    const double share = o.grad_compression.how == GradCompression::topk ? topk_share(o) : 0.0;
-    if (share < 1) return "";
-    const double k = static_cast<double>(o.grad_compression.topk), gather = ranks_that_gather_entries(o),
-                 below = gather > 0 ? 1.0 / gather : 0.5;   // fractions that send fewer
-    return text("--grad-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
-                " times the bytes of gradients that travel as they are: ",
-                below > 2.0 / kTopkChunk ? text("less than ", formatted("%.3g", below), " sends fewer")
-                : o.zero > 0             ? "with so many groups take another --grad-compression"
-                                         : "with so many ranks take --zero 1 or another --grad-compression");
-}
-
-// Likewise of --outer-topk.
-std::string too_much_of_outer_topk(const Options& o) {
-    if (o.local.every == 0 || o.local.compression != OuterCompression::topk) return "";
-    const int replicas = std::max(1, o.data_ranks() * o.cp / std::max(1, o.zero_group));
-    const double k = static_cast<double>(o.local.topk), share = k * replicas;   // 8kP(R - 1) of 8P(R - 1) / R bytes
-    if (share < 1) return "";
-    return text("--outer-topk ", formatted("%g", k), " sends ", formatted("%.3g", share),
-                " times the bytes of weights that travel as they are: less than ", formatted("%.3g", 1.0 / replicas),
-                " sends fewer");
-}
-
-}   // namespace
-
 std::vector<std::string> layout_warnings(const Options& o, const std::vector<std::string>& hosts) {
-    std::vector<std::string> warnings;
-    for (const std::string& topk : {too_much_of_topk(o), too_much_of_outer_topk(o)}) {
-        if (!topk.empty()) warnings.push_back(topk);
-    }
-    const int copies = o.local.every > 0 ? std::max(1, o.zero_group) : o.data_ranks() * o.cp;
+    std::vector<std::string> warnings = sync_warnings(o);
+    const int copies = o.has_replicas() ? std::max(1, o.zero_group) : o.data_ranks() * o.cp;
     if (o.optimizer == OptimizerKind::muon && o.zero == 0 && copies > 1) {
         warnings.push_back(text("--optimizer muon --zero 0: each of ", copies,
                                 " ranks makes the same matrices orthogonal: --zero 1 deals them out"));
@@ -403,22 +282,11 @@ void fit_to_ranks(Options& options, int dp) {
     options.dp = dp;
     check_zero_group(options);
     refuse_if(
-        options.ep > 1 && options.local.every == 0 && options.zero_group > 0 && options.zero_group < dp * options.cp,
+        options.ep > 1 && !options.has_replicas() && options.zero_group > 0 && options.zero_group < dp * options.cp,
         text("--ep ", options.ep, " with --zero-group ", options.zero_group,
              ": experts are cut over all ranks that hold the same ones"),
         "Leave --zero-group out, or give --ep 1.");
-    refuse_if(options.local.compression != OuterCompression::none && options.zero_group >= dp * options.cp,
-              text("--outer-compression ", name_of(options.local.compression), " --zero-group ", options.zero_group,
-                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels in an outer step"),
-              "Give --outer-compression none, or start more ranks.");
-    refuse_if(options.grad_compression.how != GradCompression::none && options.zero_group >= dp * options.cp,
-              text("--grad-compression ", name_of(options.grad_compression.how), " --zero-group ", options.zero_group,
-                   ": the ", dp * options.cp, " ranks of dp x cp are one group, so nothing travels between groups"),
-              "Leave --zero-group out, with --zero 0 or 1, or start more ranks.");
-    refuse_if(options.grad_compression.how != GradCompression::none && dp * options.cp == 1,
-              text("--grad-compression ", name_of(options.grad_compression.how),
-                   ": one rank sees all tokens of its part of the model, so no gradient travels"),
-              "Give --grad-compression none, or start more ranks.");
+    check_sync_ranks(options);
     check_total_batch(options);
     const char* flag = "--total-batch ";
     for (std::int64_t tokens : options.tokens_by_step().values()) {

@@ -34,9 +34,6 @@ void add_pipeline(StageOptions& stage, const Options& options, const ModelConfig
 std::string pipeline_memory(const Stage& stage, const Arena& arena, const Options& options, const MeshShape& mesh,
                             Agreement& agreement);
 
-// Returns the bytes that gradients take with --grad-compression topk, over those without, but for rounding up.
-double topk_share(const Options& options);
-
 // Returns warnings about a layout whose ranks are on these hosts (own_host_identity, by rank). Used by training,
 // `check`, plans and --print-memory. `options` must have `dp`.
 std::vector<std::string> layout_warnings(const Options& options, const std::vector<std::string>& hosts);

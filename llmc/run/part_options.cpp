@@ -105,7 +105,7 @@ StageOptions stage_options(const Options& options, const ModelConfig& config, co
                            const MeshCoordinates& at) {
     StageOptions result{options};
     result.place.mesh = mesh, result.place.at = at;
-    if (options.local.every > 0) {
+    if (options.has_replicas()) {
         const Replica own = replica_of(mesh, at);
         result.place.mesh = own.mesh, result.place.at = own.at;
         result.replica = own.number, result.replicas = own.replicas;

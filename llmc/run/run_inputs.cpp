@@ -266,36 +266,9 @@ std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>
     inputs.checkpoint = read_while_there(real_files(), inputs.checkpoint, ranks_of(world), load,
                                          [&] { return find_checkpoint(options, world, log, false); });
     check_same_run(state, recorded, options, inputs);
-    const bool kept = holds_state(real_files(), inputs.checkpoint, step.stage().table(), kDelayedGradient);
-    if (kept && (options.staleness == 0 || options.reset_optimizer)) {
-        log.line("the gradients of step %d, which --staleness 1 kept for the next, are left out", state.step);
-    } else if (!kept && options.staleness > 0) {
-        log.line("--staleness 1: the checkpoint keeps no gradients, so step %d applies none", state.step + 1);
-    }
-    const int kept_by = saved_sums(real_files(), inputs.checkpoint, step.stage().table());
-    const int sums = compressed_sums(step.stage().storage().place().mesh);
-    const bool compresses = options.grad_compression.how != GradCompression::none;
-    if (kept_by > 0 && (!compresses || options.reset_optimizer || kept_by != sums)) {
-        log.line(
-            "what --grad-compression left out of the gradients of %d data-parallel ranks or groups until step %d is "
-            "dropped%s",
-            kept_by, state.step, compresses && kept_by != sums ? text(": now there are ", sums).c_str() : "");
-    }
-    for (const OptimizerState& kept_state : step.optimizer().states()) {
-        if (kept_by == 0 || options.reset_optimizer) break;
-        if (kept_state.of_sum && kept_by == sums) {
-            const int left = tensors_not_taken(real_files(), inputs.checkpoint, step.stage().table(), kept_state);
-            if (left == 0) continue;
-            log.line(
-                "what --grad-compression left out of %d tensors until step %d is dropped: they are not compressed now",
-                left, state.step);
-        }
-        if (kept_state.name == kGradientFactor && !holds_whole_state(real_files(), inputs.checkpoint, kept_state)) {
-            log.line(
-                "--grad-compression powersgd: the checkpoint has no factors of rank %d of some matrices for this "
-                "layout: these begin with new ones",
-                options.grad_compression.rank);
-        }
+    for (const std::string& words :
+         step.sync().about_resumed(real_files(), inputs.checkpoint, state.step, options.reset_optimizer)) {
+        log.line("%s", words.c_str());
     }
     if (state.loader.T > 0 && state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,

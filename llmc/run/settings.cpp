@@ -6,10 +6,10 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
-#include "llmc/kernels/least_time.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/run/layout_options.h"
 #include "llmc/run/option_names.h"
+#include "llmc/run/sync_options.h"
 
 namespace {
 
@@ -29,35 +29,6 @@ private:
 
 std::string real(float value) { return formatted("%g", static_cast<double>(value)); }
 
-// Returns the share of parameters whose gradients travel compressed.
-double compressed_share(const Options& o, const ModelConfig& model) {
-    const ParamTable table(model);
-    const MeshShape mesh{o.pp, o.data_ranks(), o.cp, o.tp};
-    std::int64_t compressed = 0;
-    for (const ParamInfo& info : table.all()) {
-        if (is_compressed(info.tensor, mesh, o.grad_compression)) compressed += info.tensor.elements();
-    }
-    return static_cast<double>(compressed) / static_cast<double>(table.elements());
-}
-
-std::string travelling(const Options& o, const RunFacts& facts) {
-    const GradCompressionOptions& how = o.grad_compression;
-    switch (how.how) {
-        case GradCompression::none: break;
-        case GradCompression::bf16_: return "bf16, with error feedback";
-        case GradCompression::int8: return "int8, with an fp32 scale for 256 of them, and error feedback";
-        case GradCompression::topk:
-            return text("entries of 8 bytes, the largest ", real(how.topk),
-                        " of each 1,024, with error feedback: ", formatted("%.3g", topk_share(o)),
-                        " of the bytes without");
-        case GradCompression::powersgd:
-            return text("factors of rank ", how.rank, " for ",
-                        formatted("%.1f%%", 100 * compressed_share(o, facts.model)),
-                        " of the parameters, with error feedback");
-    }
-    return "fp32";
-}
-
 // Adds what options mean together, in words.
 void meaning(Table& table, const Options& o, const RunFacts& facts) {
     const std::string over = o.data_ranks() > 1 ? text(" x ", o.data_ranks(), " ranks") : std::string();
@@ -68,11 +39,7 @@ void meaning(Table& table, const Options& o, const RunFacts& facts) {
     table.row("ZeRO stage", zero_ranks == 1 && o.zero > 0 ? text(o.zero, ": one rank shares nothing")
                             : groups > 1                  ? text(o.zero, ", ", groups, " groups of ", o.zero_group)
                                                           : text(o.zero));
-    if (o.grad_compression.how != GradCompression::none) {
-        table.row(groups > 1 ? "between groups gradients travel in" : "gradients travel in", travelling(o, facts));
-        const int before = steps_before_compression(o.grad_compression, facts.max_steps);
-        if (before > 0) table.row("so after steps", before);
-    }
+    for (const auto& [name, value] : sync_in_words(o, facts.model, facts.max_steps)) table.row(name.c_str(), value);
     table.row("learning rate", text("peak ", real(o.lr), ", ", name_of(o.schedule)));
     if (o.lr_batch > 0 || !o.batch_schedule.empty()) {
         table.row("LR follows the batch", text(name_of(o.lr_scaling), ", 1 at ", o.tokens_of_lr(), " tokens"));
@@ -136,17 +103,6 @@ std::string settings_table(const Options& options, const std::vector<OptionText>
     return table.lines();
 }
 
-std::string compression_in_words(GradCompression how, const ReductionTimes& times, bool between_groups) {
-    const double saved = times.as_they_are - times.compressed;
-    return text("gradients of a step travel", between_groups ? " between groups" : "", " in ",
-                formatted("%.2f", 1e3 * times.compressed), " ms with --grad-compression ", name_of(how), ", in ",
-                formatted("%.2f", 1e3 * times.as_they_are), " ms as they are, timed alone: ",
-                clearly_faster(times.compressed, times.as_they_are)
-                    ? text("it saves what is not hidden behind backward of these, up to ",
-                           formatted("%.2f", 1e3 * saved), " ms")
-                    : "it does not pay here");
-}
-
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model) {
     std::vector<std::string> warnings;
     if (options.seq_len < model.max_seq_len) {
@@ -164,11 +120,7 @@ std::vector<std::string> option_warnings(const Options& options, const ModelConf
     if (is_constant && options.warmup > 0) {
         warnings.push_back(text("--warmup ", options.warmup, " is ignored by --schedule constant"));
     }
-    if (options.grad_compression.how != GradCompression::none && compressed_share(options, model) == 0) {
-        warnings.push_back(text("--grad-compression ", name_of(options.grad_compression.how), " --grad-rank ",
-                                options.grad_compression.rank,
-                                ": no matrix is more than twice as large as its factors, so nothing is compressed"));
-    }
+    for (const std::string& warning : sync_warnings(options, model)) warnings.push_back(warning);
     const char* checks = std::getenv("TRAIN_GPT_CHECKS");
     if (checks && *checks && std::string(checks) != "none") {
         warnings.push_back(text("TRAIN_GPT_CHECKS=", checks,

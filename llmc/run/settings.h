@@ -6,7 +6,6 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/model/config.h"
-#include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/options.h"
 #include "llmc/run/run_record.h"
@@ -25,11 +24,6 @@ struct RunFacts {
 
 // `texts`: the run's options; those at their defaults are left out.
 std::string settings_table(const Options& options, const std::vector<OptionText>& texts, const RunFacts& facts);
-
-// Tells whether --grad-compression saves time, from times without other work: what is hidden behind computation as it
-// is costs nothing, so it pays if it is faster, by no more than what is not hidden.
-// `between_groups`: they are those of what travels between ZeRO's groups.
-std::string compression_in_words(GradCompression how, const ReductionTimes& times, bool between_groups);
 
 // Returns warnings about allowed but probably unintended options, one sentence each.
 std::vector<std::string> option_warnings(const Options& options, const ModelConfig& model);

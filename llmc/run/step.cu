@@ -4,11 +4,8 @@
 
 #include "llmc/base/log.h"
 #include "llmc/base/profile_range.h"
-#include "llmc/kernels/accumulate.cuh"
 #include "llmc/kernels/global_norm.cuh"
-#include "llmc/kernels/optim/gradient_blocks.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
-#include "llmc/parallel/gradient_sums.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/parallel/zero_formulas.h"
 
@@ -22,31 +19,9 @@ struct Step::Numbers {
     GradNorm norm;
 };
 
-namespace {
-
-// `optimizer`: null if the stage has no backward.
-std::unique_ptr<Zero> zero_of(Stage& stage, const Optimizer* optimizer, int staleness,
-                              const GradCompressionOptions& compression, const TrainingGroups& groups, Arena& arena) {
-    if (groups.zero == nullptr && groups.holders == nullptr) return nullptr;
-    ZeroStates states{stage.parameters(), stage.unsharded_parameters(),
-                      optimizer ? optimizer->gradients() : StateBuffers(), stage.gradients().unsharded(),
-                      staleness > 0};
-    if (optimizer != nullptr && compression.how != GradCompression::none) {
-        states.compression = compression;
-        states.compressed.error = optimizer->state(kGradientError);
-        if (compression.how == GradCompression::powersgd) states.compressed.factor = optimizer->state(kGradientFactor);
-    }
-    return std::make_unique<Zero>(stage.storage(), states, ZeroGroups{groups.zero, groups.replicas, groups.holders},
-                                  arena, stage.stream());
-}
-
-}   // namespace
-
 Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups)
     : stage_(stage),
       grad_clip_(options.grad_clip),
-      staleness_(options.staleness),
-      compression_(options.grad_compression),
       groups_(groups),
       optimizer_(stage.options().backward ? std::make_unique<Optimizer>(stage, options, arena, groups) : nullptr),
       numbers_(arena.allocate<Numbers>("step/numbers", 1)),
@@ -55,8 +30,7 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
               ? DeviceBuffer<std::int32_t>{}
               : arena.allocate<std::int32_t>("experts/fullest ranks", stage.expert_totals().held_rows.size())),
       vote_(arena.counts() ? 0 : 1),
-      zero_(zero_of(stage, optimizer_.get(), staleness_, compression_, groups, arena)),
-      partial_(stage, optimizer_ ? optimizer_->gradients() : StateBuffers(), groups, arena),
+      sync_(stage, optimizer_.get(), options, groups, arena),
       pipeline_(stage, arena, groups.links) {
     static_assert(offsetof(Numbers, sum_of_squares) == (step_sums - 1) * sizeof(double));
     const RankLayout& place = stage.storage().place();
@@ -66,13 +40,13 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
            place.at.pp, " of ", place.mesh.pp, " without a link to another");
     ENSURE(groups.tensor != nullptr || !stage.options().sequence_parallel, "parts of the sums of ", place.mesh.tp,
            " tp ranks without a group to add them");
-    ENSURE(zero_ != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
+    ENSURE(sync_.zero() != nullptr || place.zero_stage == 0, "ZeRO stage ", place.zero_stage,
            " without a group to share with");
-    if (zero_) stage.set_hooks(zero_.get());
 }
 
-Step::~Step() {
-    if (zero_) stage_.set_hooks(nullptr);
+void Step::ends_after(int steps) {
+    optimizer_->ends_after(steps);
+    sync_.ends_after(steps);
 }
 
 void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& read, float token_share,
@@ -82,7 +56,7 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     Numbers* const numbers = numbers_.data();
     stage_.gradients().begin_step();
     const int micro_batches = micro_batches_of(schedule);
-    if (zero_) zero_->begin_step(micro_batches);
+    sync_.begin_passes(micro_batches);
     const int sequences = stage_.options().B * micro_batches * stage_.options().place.mesh.dp;
     stage_.set_sequence_share(sequences > 0 ? 1.0f / static_cast<float>(sequences) : 0.0f);
     stage_.begin_expert_totals();
@@ -100,15 +74,13 @@ void Step::gradients(const PipelineSchedule& schedule, const Pipeline::Read& rea
     CUDA_CHECK(cudaMemcpyAsync(&numbers->stop, &own_vote, sizeof own_vote, cudaMemcpyHostToDevice, stream));
     vote_sent_.record(stream);
     const ProfileRange reductions("reductions and norm");
-    if (zero_) zero_->finish_gradients();
-    if (staleness_ == 0) reducing_ = true;
-    finish_reductions();
+    sync_.end_passes();
     optimizer_->sum_squares(&numbers->sum_of_squares);
     sum_numbers();
     add_expert_totals();
     const bool differ = groups_.outer != nullptr;
     finish_global_norm(&numbers->norm, differ ? &numbers->squares_of_replica : &numbers->sum_of_squares, &numbers->loss,
-                       grad_clip_, stream, {&numbers->sum_of_squares, stage_.options().replicas}, staleness_ > 0);
+                       grad_clip_, stream, {&numbers->sum_of_squares, stage_.options().replicas}, sync_.lateness() > 0);
 }
 
 // Adds up the step's sums over all ranks, and squares also over those of this replica.
@@ -137,19 +109,6 @@ void Step::add_expert_totals() {
     everyone->all_reduce(fullest_ranks_.data(), fullest_ranks_.size(), ReduceOp::max, stage_.stream());
 }
 
-// Sums the gradient of tied tensors over the first and the last pipeline stage; each gets the sum for the part that its
-// optimizer owns.
-void Step::exchange_tied_gradients() {
-    Communicator* const ends = groups_.links.tied;
-    const ParamStorage& storage = stage_.storage();
-    if (ends == nullptr) return;
-    for (const TensorLayout& tensor : storage.tensors()) {
-        if (!storage.table()[tensor.param].tensor.tied) continue;
-        const auto count = static_cast<std::size_t>(storage.padded_elements(tensor, StateKind::optimizer));
-        sum_gradients(*ends, optimizer_->gradients().owned(tensor.param), count, stage_.stream());
-    }
-}
-
 void Step::logits(floatX* out, int row, int cp_rank) {
     const MeshShape& mesh = stage_.storage().place().mesh;
     const MeshCoordinates from{mesh.pp - 1, 0, cp_rank, 0};
@@ -163,71 +122,14 @@ void Step::update(int step, float learning_rate) {
     const ProfileRange range("update");
     optimizer_->update(step, learning_rate, &numbers_.data()->norm);
     stage_.router_bias().update(stage_.expert_totals().counts.data(), &numbers_.data()->norm);
-    if (zero_) zero_->parameters_changed();
-    drop_compression_states(true);
-    delay_gradients();
+    if (sync_.zero()) sync_.zero()->parameters_changed();
+    sync_.updated(&numbers_.data()->norm, &numbers_.data()->loss);
 }
 
 void Step::skip_update(int step) {
     const bool moved = optimizer_->end_local_steps(step);
-    if (moved && zero_) zero_->parameters_changed();
-    drop_compression_states(false);
-    delay_gradients();
-}
-
-void Step::compress(bool on) {
-    if (zero_) zero_->compress(on);
-}
-
-ReductionTimes Step::time_reductions() {
-    ENSURE(zero_ != nullptr, "one rank's gradients, which travel nowhere, timed");
-    const ReductionTimes own = zero_->time_reductions();
-    Arena arena;
-    const auto slowest = arena.allocate<double>("compressed gradients/times", 2);
-    slowest.upload(std::vector<double>{own.compressed, own.as_they_are}, stage_.stream());
-    if (Communicator* const all = groups_.everyone(); all != nullptr) {
-        all->all_reduce(slowest.data(), 2, ReduceOp::max, stage_.stream());
-    }
-    const std::vector<double> times = slowest.download(stage_.stream());
-    return {times[0], times[1]};
-}
-
-// Drops what compression keeps of gradients that are not applied: it may be as large as what made them so.
-void Step::drop_compression_states(bool unless_updated) {
-    for (const OptimizerState& state : optimizer_->states()) {
-        if (!state.of_compression) continue;
-        if (!unless_updated) {
-            state.values.zero(stage_.stream());
-            continue;
-        }
-        for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
-            const DeviceBuffer<float> unit = state.values.unit(static_cast<int>(slot));
-            drop_error(unit.data(), static_cast<std::int64_t>(unit.size()), &numbers_.data()->norm.skip,
-                       stage_.stream());
-        }
-    }
-}
-
-// Keeps the step's gradients for the next update, and starts their way to the other ranks.
-void Step::delay_gradients() {
-    if (staleness_ == 0) return;
-    const StateBuffers &fresh = stage_.gradients().kept(), &delayed = optimizer_->gradients();
-    for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
-        const int unit = static_cast<int>(slot);
-        copy_delayed(delayed.unit(unit).as<float>(), fresh.unit(unit).as<float>(),
-                     stage_.storage().unit_elements(stage_.storage().units()[slot], fresh.state()),
-                     &numbers_.data()->loss, stage_.stream());
-    }
-    if (zero_) zero_->reduce_delayed();
-    reducing_ = true;
-}
-
-void Step::finish_reductions() {
-    if (!reducing_) return;
-    if (zero_) zero_->wait_for_reductions();
-    partial_.reduce();
-    exchange_tied_gradients();
-    reducing_ = false;
+    if (moved && sync_.zero()) sync_.zero()->parameters_changed();
+    sync_.updated(nullptr, &numbers_.data()->loss);
 }
 
 StepResult Step::result() const {
@@ -255,16 +157,28 @@ StepResult Step::result() const {
 }
 
 void Step::wait_for_all_gather() {
-    if (zero_) zero_->wait_for_all_gather();
+    if (sync_.zero()) sync_.zero()->wait_for_all_gather();
+}
+
+void Step::wait_for_traffic() {
+    wait_for_all_gather();
+    sync_.finish();
+    optimizer_->wait_for_flights();
+}
+
+StepState Step::state(int step) { return {optimizer_->began(), sync_.compressed_from(step), optimizer_->flights()}; }
+
+std::string Step::restore(const StepState& state) {
+    optimizer_->begins_after(state.moments_began);
+    sync_.restore(state.compressed_from);
+    return optimizer_->restore_flights(state.outer_left);
 }
 
 std::string Step::memory_by_formula() const {
-    const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + staleness_);
+    const double gradient_bytes = static_cast<double>(size_of(stage_.options().grad_dtype)) * (1 + sync_.lateness());
     ZeroMemory memory =
         zero_memory(stage_.storage(), sizeof(floatX), gradient_bytes, optimizer_->bytes_per_parameter());
-    for (const OptimizerState& state : optimizer_->states()) {
-        if (state.of_compression) memory.gradients += static_cast<double>(state.values.bytes());
-    }
+    memory.gradients += sync_.bytes_kept();
     auto mebibytes = [](double bytes) { return bytes / (1 << 20); };
     return formatted(
         "  by ZeRO's formula: parameters %.2f + %.2f unsharded, gradients %.2f + %.2f unsharded, optimizer %.2f MiB",

@@ -12,13 +12,12 @@
 
 #include "llmc/base/pinned.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/parallel/partial_gradients.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/process/comm.h"
+#include "llmc/run/gradient_sync.h"
 #include "llmc/run/metrics/expert_load.h"
+#include "llmc/run/step_state.h"
 #include "llmc/run/stopping/stop_signals.h"
-
-class Zero;   // llmc/parallel/zero.h
 
 // Result of a step, the same on every rank.
 struct StepResult {
@@ -35,14 +34,15 @@ inline constexpr std::size_t step_sums = 5;
 class Step {
 public:
     // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward()
-    // may be called. If ranks share state, ZeRO's hooks are set on the stage.
+    // may be called.
     Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
-    ~Step();
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
 
     Stage& stage() { return stage_; }
     Optimizer& optimizer() { return *optimizer_; }
+    GradientSync& sync() { return sync_; }
+
+    // Says how many steps the run has.
+    void ends_after(int steps);
 
     // Runs all of a step but the update: gradients (overwritten by the first micro-batch, added to by later ones),
     // loss, norm of all gradients that the update applies, clip factor, and the votes to stop. `token_share` is 1 / the
@@ -57,16 +57,6 @@ public:
     void read_ahead(const Pipeline::Read& read, int number) { pipeline_.read_ahead(read, number); }
     void forget_read_ahead() { pipeline_.forget_read_ahead(); }
 
-    // With false, lets gradients travel as they are from the next step on; what compression keeps stays as it is.
-    void compress(bool on);
-
-    // Returns Zero::time_reductions of the slowest ranks, for steps that compress gradients. Collective.
-    ReductionTimes time_reductions();
-
-    // Begins and ends passes whose gradients nobody applies.
-    void begin_trial() { compress(false); }
-    void end_trial() { compress(true); }
-
     // Updates the parameters by the rule of --optimizer, and after the last of some local steps takes the outer step of
     // all replicas. Steps count from 1. Leaves the update out if the norm or the loss is not finite.
     void update(int step, float learning_rate);
@@ -80,8 +70,13 @@ public:
     // Makes later work on the stage's stream see this rank's parameters as the last update left them on all ranks.
     // Forward passes need no such call. Collective with --zero 1 and 2.
     void wait_for_all_gather();
-    // Likewise makes it see the gradients that the next update applies summed over ranks. Collective with --staleness.
-    void finish_reductions();
+    // Likewise makes it see all that a checkpoint keeps: what travels beside the steps has arrived. Collective.
+    void wait_for_traffic();
+
+    // What a step keeps from one to the next besides tensors, after `step` steps; restore() returns a sentence about
+    // what of it this run leaves out, or nothing.
+    StepState state(int step);
+    std::string restore(const StepState& state);
 
     // Runs one micro-batch without backward; the results of its last chunk are in the stage: losses() or logits().
     void forward(const Pipeline::Read& read, Purpose purpose) { pipeline_.forward(read, purpose); }
@@ -97,23 +92,16 @@ public:
 private:
     struct Numbers;   // on the device
     void sum_numbers();
-    void exchange_tied_gradients();
-    void delay_gradients();
-    void drop_compression_states(bool unless_updated);
     void add_expert_totals();   // over all ranks
 
     Stage& stage_;
     float grad_clip_;
-    int staleness_;
-    GradCompressionOptions compression_;
     TrainingGroups groups_;
     std::unique_ptr<Optimizer> optimizer_;
     DeviceBuffer<Numbers> numbers_;
     DeviceBuffer<std::int32_t> fullest_ranks_;   // (L), rows of the rank whose experts got most; empty without --ep
     PinnedBuffer<StopVotes> vote_;               // copied to numbers_; reusable after vote_sent_
     OwnedEvent vote_sent_;
-    std::unique_ptr<Zero> zero_;   // null: no ranks to share with
-    PartialGradients partial_;
+    GradientSync sync_;
     Pipeline pipeline_;
-    bool reducing_ = false;   // gradients to apply are not summed yet
 };

@@ -168,14 +168,14 @@ inline void save(TestRank& me, Trainee& own, const std::string& folder, int step
     const Gatherer gatherer(own.stage.storage(), own.groups.stage, true, me.arena, me.stream, 100, own.groups.all);
     RunState state;
     state.step = step;
-    if (OuterStep* outer = own.step.optimizer().outer_step()) state.outer_left = outer->left();
+    state.of_step = own.step.state(step);
     save_training_state(real_files(), folder, state, tensors_of(own.step), {}, gatherer,
                         {me.rank(), me.ranks(), [&](const std::string& text) { return me.world.gather_text(text); }});
 }
 inline void load(Trainee& own, const std::string& folder, int step, bool reset = false) {
     const RunState state = load_training_state(real_files(), folder + "/" + checkpoint_name(step), tensors_of(own.step),
                                                own.stream, OptimizerKind::adamw, reset);
-    if (OuterStep* outer = own.step.optimizer().outer_step()) outer->restore(state.outer_left);
+    own.step.restore(state.of_step);
 }
 
 }   // namespace trainee_testing

@@ -65,13 +65,7 @@ std::string run_json(const RunState& s) {
         {"optimizer", name_of(s.optimizer)},
         {"best_val_loss", s.best_val_loss ? Json(*s.best_val_loss) : Json()},
     });
-    if (s.moments_began > 0) json.add("moments_began", s.moments_began);
-    if (s.compressed_from > 0) json.add("compressed_from", s.compressed_from);
-    if (std::ranges::any_of(s.outer_left, [](int step) { return step > 0; })) {
-        Json left = Json::array();
-        for (const int step : s.outer_left) left.append(step);
-        json.add("outer_left", std::move(left));
-    }
+    add_to(json, s.of_step);
     return to_text(json, 2) + "\n";
 }
 
@@ -126,15 +120,7 @@ RunState run_state_from(const FileSystem& files, const std::string& path) {
             throw JsonError(text("this program knows no optimizer ", optimizer));
         }
         s.optimizer = known->value;
-        if (const Json* began = json.find("moments_began"))
-            s.moments_began = int_from(*began, json.at("step").as_whole(INT_MAX));
-        if (const Json* from = json.find("compressed_from"))
-            s.compressed_from = int_from(*from, json.at("step").as_whole(INT_MAX));
-        if (const Json* left = json.find("outer_left")) {
-            for (const Json& step : left->elements()) {
-                s.outer_left.push_back(int_from(step, json.at("step").as_whole(INT_MAX)));
-            }
-        }
+        s.of_step = step_state_from(json, s.step);
         if (const Json& best = json.at("best_val_loss"); !best.is_null()) s.best_val_loss = best.as_number();
         return s;
     } catch (const JsonError& error) {
@@ -230,7 +216,7 @@ RunState load_training_state(const FileSystem& files, const std::string& path, c
                          ", or begin with new moments: --reset-optimizer 1."));
     }
     read_tensors(files, path, tensors, stream, reset_moments);
-    if (reset_moments) state.moments_began = state.step, state.outer_left.clear();
+    if (reset_moments) state.of_step.reset_moments(state.step);
     state.router_bias = read_router_bias(files, path, own);
     return state;
 }

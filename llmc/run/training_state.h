@@ -33,18 +33,13 @@ struct RunState {
     int bad_steps = 0;                                // steps in a row whose loss or norm is not finite
     std::optional<double> best_val_loss;              // the lowest so far, after a step
     OptimizerKind optimizer = OptimizerKind::adamw;
-    int moments_began = 0;              // step after which the moments were zero: Optimizer::begins_after
-    int compressed_from = 0;            // step from which on gradients are compressed; 0: none was yet
-    std::vector<int> outer_left = {};   // OuterStep::left; empty: nothing travels between replicas
+    StepState of_step = {};
     std::vector<float> router_bias = {};
 };
 
-// Returns the tensors; later work on the stage's stream sees them as the last update left them, and what travels beside
-// the steps as it arrives. Collective.
+// Returns the tensors, once nothing of them travels (Step::wait_for_traffic). Collective.
 inline TrainedTensors tensors_of(Step& step) {
-    step.wait_for_all_gather();
-    step.finish_reductions();
-    if (OuterStep* outer = step.optimizer().outer_step()) outer->wait_for_flights();
+    step.wait_for_traffic();
     return {step.stage().parameters(), step.optimizer().states(), step.stage().options().replica};
 }
 

@@ -190,8 +190,8 @@ TEST_CASE("compression between groups: it is timed without a trace, and a step l
     for (const int zero : {1, 2, 3}) {
         on_groups(2, zero, [&](TestRank& me, auto trainee) {
             Trainee own = trainee(compressed(int8_blocks)), plain = trainee(compressed(int8_blocks));
-            const ReductionTimes times = own.step.time_reductions();
-            me.require(times.compressed > 0 && times.as_they_are > 0, "no time");
+            const ReductionTimes times = own.step.sync().time_reductions();
+            me.require(times.by_codec > 0 && times.as_they_are > 0, "no time");
             me.require(all_zero(errors_of_shard(own)), "something is left out");
             for (int step = 1; step <= 2; step++) own.train(step), plain.train(step);
             me.require(own.values() == plain.values() && errors_of_shard(own) == errors_of_shard(plain),

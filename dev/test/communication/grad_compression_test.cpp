@@ -220,19 +220,19 @@ TEST_CASE("compressed gradients: passes whose gradients nobody applies leave wha
         on_ranks(2, [&](TestRank& me) {
             Trainee own(compressed(int8_blocks), me.arena, me.stream, &me.world, zero),
                 plain(options(), me.arena, me.stream, &me.world, zero);
-            own.step.begin_trial();
+            own.step.sync().begins(0);
             own.gradients(1), plain.gradients(1);
             me.require(applied(own) == applied(plain), "gradients of a trial do not travel as they are");
             me.require(all_zero(errors(own)), "a trial has left something out");
-            own.step.end_trial();
+            own.step.sync().begins(1);
             own.train(1);
             const Floats before = errors(own);
             me.require(!all_zero(before), "nothing was left out");
-            own.step.begin_trial();
+            own.step.sync().begins(0);
             own.gradients(2, {.huge = true});
             own.step.result();
             me.require(errors(own) == before, "a trial has changed what was left out");
-            own.step.end_trial();
+            own.step.sync().begins(1);
             own.train(2);
             me.require(errors(own) != before, "nothing is compressed after a trial");
         });
@@ -271,8 +271,8 @@ TEST_CASE("compressed gradients: they are timed without a trace") {
             on_ranks(2, [&](TestRank& me) {
                 Trainee own(compressed(how), me.arena, me.stream, &me.world, zero),
                     plain(compressed(how), me.arena, me.stream, &me.world, zero);
-                const ReductionTimes times = own.step.time_reductions();
-                me.require(times.compressed > 0 && times.as_they_are > 0, "no time");
+                const ReductionTimes times = own.step.sync().time_reductions();
+                me.require(times.by_codec > 0 && times.as_they_are > 0, "no time");
                 me.require(all_zero(errors(own)), "something is left out");
                 for (int step = 1; step <= 2; step++) own.train(step), plain.train(step);
                 me.require(own.values() == plain.values() && errors(own) == errors(plain), "other weights");

@@ -20,7 +20,7 @@ inline OptimizerOptions compressed(const GradCompressionOptions& codec) {
 // Values of a state laid out as gradients are: of all this rank holds, or only of what it owns. Zeros for tensors that
 // do not have it.
 inline Floats values_of(Trainee& own, const ModelState<float>& state, bool owned) {
-    own.step.finish_reductions();
+    own.step.sync().finish();
     Floats all;
     const ParamStorage& storage = own.stage.storage();
     for (const TensorLayout& tensor : storage.tensors()) {

@@ -15,6 +15,7 @@
 
 #include "llmc/model/parameters/param_storage.h"
 #include "llmc/parallel/compression/grad_compression.h"
+#include "llmc/parallel/gradient_codec.h"
 #include "llmc/process/comm.h"
 
 // States of this rank that compression keeps, in fp32.
@@ -24,13 +25,9 @@ struct CompressionStates {
 };
 
 // The sum over ranks in place, unit by unit: over the ranks of one group for ZeRO stages 0 and 1, or between groups.
-class CompressedGradients {
+class CompressedGradients : public GradientCodec {
 public:
-    virtual ~CompressedGradients() = default;
-    bool takes(const TensorLayout& tensor) const { return error_.storage().find(tensor.param) != nullptr; }
-    // Sums the gradients of a unit's tensors that it takes: whole, or at ZeRO 1 and between groups the part that this
-    // rank owns.
-    virtual void reduce(int slot, cudaStream_t stream) = 0;
+    bool takes(const TensorLayout& tensor) const override { return error_.storage().find(tensor.param) != nullptr; }
 
 protected:
     CompressedGradients(const StateBuffers& gradients, const ModelState<float>& error, Communicator& ranks);

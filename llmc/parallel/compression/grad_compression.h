@@ -26,11 +26,6 @@ struct GradCompressionOptions {
 // a tenth of them, in which gradients change most (Vogels et al. begin at once; later uses wait).
 int steps_before_compression(const GradCompressionOptions& options, int steps);
 
-// Seconds in which a step's gradients are summed over ranks, if nothing else runs.
-struct ReductionTimes {
-    double compressed = 0, as_they_are = 0;
-};
-
 // Returns true if gradients travel compressed between ZeRO's groups alone (--zero-group): within one as they are.
 bool compresses_between_groups(const MeshShape& mesh);
 

@@ -1,5 +1,6 @@
 #include "llmc/run/loop/checkpoint_keeper.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "llmc/run/stopping/health.h"
@@ -12,7 +13,7 @@ CheckpointKeeper::CheckpointKeeper(const TrainerParts& parts, Agreement& agreeme
       // every rank that writes a unit gets tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,
                 parts.groups.stage && (parts.groups.stage->rank() < parts.step.stage().table().units() ||
-                                       parts.options.grad_compression.how != GradCompression::none),
+                                       std::ranges::any_of(parts.step.optimizer().states(), &OptimizerState::of_sum)),
                 parts.arena, parts.step.stage().stream(), 1 << 20, parts.groups.all) {}
 
 void CheckpointKeeper::prepare() {

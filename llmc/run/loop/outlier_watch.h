@@ -9,7 +9,7 @@
 class OutlierWatch {
 public:
     OutlierWatch(const TrainerParts& parts, const StepBatch& batch)
-        : options_(parts.options), log_(parts.log), batch_(batch) {}
+        : options_(parts.options), log_(parts.log), batch_(batch), lateness_(parts.step.sync().lateness()) {}
 
     void restore(const RunState& state) { losses_.restore(state.loss_outliers), norms_.restore(state.norm_outliers); }
     void save_to(RunState& state) const {
@@ -32,6 +32,7 @@ private:
     const Options& options_;
     const Log& log_;
     const StepBatch& batch_;
+    int lateness_;   // steps by which gradients are applied late
     OutlierDetector losses_, norms_;
     ZScores z_;
 };

@@ -22,8 +22,7 @@ Trainer::Trainer(const TrainerParts& parts)
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
-    parts_.step.optimizer().ends_after(parts_.max_steps);
-    uncompressed_steps_ = steps_before_compression(options_.grad_compression, parts_.max_steps);
+    parts_.step.ends_after(parts_.max_steps);
     check_can_trace(options_.trace);
 }
 
@@ -35,14 +34,8 @@ void Trainer::restore(const RunState& state) {
     next_ = state.next;
     bad_steps_ = state.bad_steps;
     best_val_loss_ = state.best_val_loss;
-    if (state.compressed_from > 0) uncompressed_steps_ = state.compressed_from - 1;   // no longer, if steps were added
-    parts_.step.optimizer().begins_after(state.moments_began);
-    OuterStep* const outer = parts_.step.optimizer().outer_step();
-    const bool dropped = outer != nullptr ? !outer->restore(state.outer_left) : !state.outer_left.empty();
-    if (dropped) {
-        parts_.log.line("local steps: what was on its way between the groups is left out%s",
-                        outer != nullptr ? "; it is sent with the next outer step" : "");
-    }
+    const std::string left_out = parts_.step.restore(state.of_step);
+    if (!left_out.empty()) parts_.log.line("%s", left_out.c_str());
     parts_.step.stage().router_bias().set(state.router_bias);
 }
 
@@ -91,7 +84,7 @@ void Trainer::train_step() {
     batch_.begin(step_ + 1);
     const float token_share = 1.0f / static_cast<float>(batch_.count_targets(agreement_));
     reporter_.passes_begin();
-    parts_.step.compress(step_ >= uncompressed_steps_);
+    parts_.step.sync().begins(step_ + 1);
     parts_.step.gradients(batch_.schedule(), batch_.reader(), token_share, [this] {
         reporter_.passes_end();
         StopVotes vote = agreement_.own_vote();
@@ -205,10 +198,7 @@ RunState Trainer::state_now(StepPhase next) const {
     state.bad_steps = bad_steps_;
     state.best_val_loss = best_val_loss_;
     state.optimizer = options_.optimizer;
-    state.moments_began = parts_.step.optimizer().began();
-    const bool compresses = options_.grad_compression.how != GradCompression::none && step_ > uncompressed_steps_;
-    state.compressed_from = compresses ? uncompressed_steps_ + 1 : 0;
-    if (OuterStep* outer = parts_.step.optimizer().outer_step()) state.outer_left = outer->left();
+    state.of_step = parts_.step.state(step_);
     state.router_bias = parts_.step.stage().router_bias().values();
     return state;
 }
@@ -223,7 +213,7 @@ void Trainer::choose_algorithms() {
     Matmul& matmul = step.stage().matmul();
     if (!matmul.tries_algorithms()) return;
     const double start = steady_seconds();
-    step.begin_trial();
+    step.sync().begins(0);
     // a step's first micro-batch overwrites gradients, the second adds to them; a pipeline is filled twice
     for (const bool weight_gradients_only : {true, false}) {
         matmul.try_weight_gradients_only(weight_gradients_only);
@@ -232,7 +222,6 @@ void Trainer::choose_algorithms() {
         step.result();   // waits for the step
         batch_.end();
     }
-    step.end_trial();
     step.optimizer().try_matmuls();
     matmul_choices_.agree();
     matmul.stop_trying();
@@ -270,8 +259,8 @@ void Trainer::examine(const StepResult& result) {
             first_not_finite_activation(step, batch_.reader(), micro_batches_of(batch_.schedule()));
         where = earliest(agreement_.gather(
             first_not_finite(tensors_of(step), step.stage().gradients(), step.stage().stream(), activation)));
-        if (options_.staleness > 0 && std::isfinite(result.loss)) {
-            where = text("the gradients are those of step ", step_ - options_.staleness, "; in this one ", where);
+        if (const int late = step.sync().lateness(); late > 0 && std::isfinite(result.loss)) {
+            where = text("the gradients are those of step ", step_ - late, "; in this one ", where);
         }
     }
     parts_.log.warning("step %d: loss %g, gradient norm %g: not finite, update skipped; %s", step_,

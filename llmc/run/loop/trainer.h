@@ -71,9 +71,8 @@ private:
     const Options& options_;
     const TrainerParts parts_;
     Schedule learning_rates_;
-    int step_ = 0;                 // completed steps
-    int bad_steps_ = 0;            // steps in a row whose loss or gradient norm is not finite
-    int uncompressed_steps_ = 0;   // at first; --grad-compression begins after them
+    int step_ = 0;        // completed steps
+    int bad_steps_ = 0;   // steps in a row whose loss or gradient norm is not finite
     std::optional<double> best_val_loss_;
     StepPhase next_ = StepPhase::validation;   // the first work after the step that is not done
     StepBatch batch_;

@@ -179,7 +179,7 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     for (const OptimizerState& state : tensors.states) {
         if (state.of_sum) continue;   // no two should have the same
         add(state.outer ? state.name : whose + state.name, state.values,
-            state.of_compression ? state.values.state() : StateKind::optimizer);   // compression keeps whole ones
+            state.delayed ? StateKind::optimizer : state.values.state());
     }
     for (const auto& [name, hashes] : groups) {
         result.groups +=
