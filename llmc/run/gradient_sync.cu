@@ -135,8 +135,7 @@ ReductionTimes GradientSync::time_reductions() {
     return {times[0], times[1]};
 }
 
-// What is hidden behind computation as it is costs nothing, so compression pays if it is faster, by no more than what
-// is not hidden.
+// Compression pays if it is faster, and saves at most what is not hidden behind computation as it is.
 std::string GradientSync::times_in_words() {
     if (compression_.how == GradCompression::none) return "";
     const ReductionTimes times = time_reductions();

@@ -52,7 +52,8 @@ public:
     // Times how gradients travel against as they are, without other work, and says so in a sentence; empty if that is
     // the same. For a run that has made no step. Collective.
     std::string times_in_words();
-    ReductionTimes time_reductions();   // of the slowest ranks; gradients must be compressed
+    // Returns those times, of the slowest ranks. There must be a codec.
+    ReductionTimes time_reductions();
 
     // Step from which on gradients travel in fewer bytes, after `step` steps; 0: none did yet. What a checkpoint keeps.
     int compressed_from(int step) const;

@@ -73,7 +73,7 @@ public:
     // Likewise makes it see all that a checkpoint keeps: what travels beside the steps has arrived. Collective.
     void wait_for_traffic();
 
-    // What a step keeps from one to the next besides tensors, after `step` steps; restore() returns a sentence about
+    // Returns what goes on from step to step besides tensors, after `step` steps. restore() returns a sentence about
     // what of it this run leaves out, or nothing.
     StepState state(int step);
     std::string restore(const StepState& state);

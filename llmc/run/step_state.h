@@ -1,4 +1,4 @@
-// What a step keeps from one to the next besides tensors. It lies in a checkpoint's run.json.
+// Holds what goes on from step to step besides tensors. It lies in a checkpoint's run.json.
 #pragma once
 
 #include <vector>
