@@ -170,8 +170,8 @@ TEST_CASE("streaming steps: what is on its way stays out of a run that deals out
         own.step.result();
         me.require(own.values("outer_weights") != together && own.step.optimizer().flights()[1] == 6,
                    "a fragment leaves again before it has arrived");
-        const auto is_restored = [&](const std::vector<int>& left) {
-            return whole.step.optimizer().restore_flights(left).empty();
+        const auto is_restored = [&](const std::vector<int>& flights) {
+            return whole.step.optimizer().restore_flights(flights).empty();
         };
         me.require(!is_restored({0, 2}) && is_restored({}) && is_restored({0, 2, 0}), "what can be restored");
     });
