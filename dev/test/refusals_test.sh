@@ -39,7 +39,7 @@ printf 'PAR1text' >some.parquet
 : >nothing.jsonl
 iconv -t UTF-16 numbers.txt >wide.txt
 for input in program.txt:"a program" picture.txt:"a picture" gzipped.txt:"by gzip, without .gz" zstd.txt:"by zstd" some.parquet:Parquet \
-    wide.txt:"bytes that are 0" data/train_000000.bin:"bytes that are 0"; do
+    wide.txt:"UTF-16" data/train_000000.bin:"bytes that are 0"; do
     expect 65 "${input%%:*}: this is not text: " "$tokenize" --quiet --output none "${input%%:*}"
     check "it says what it is" grep -qF -- "${input#*:}" out
 done

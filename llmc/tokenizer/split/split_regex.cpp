@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr std::uint32_t few_steps = 1000;   // of compiled code for a match; those that take more are counted exactly
+constexpr std::uint32_t few_steps = 1000;   // compiled code has for a match; what takes more is counted exactly
 constexpr std::uint64_t steps_of_text = 10'000'000, steps_of_character = 200;   // in all counted matches of a text
 
 std::string pcre2_message(int code) {
