@@ -218,6 +218,7 @@ int main(int argc, char** argv) {
         StopSignals* const signals = asks_for_steps(argc, argv) ? &take_stop_signals() : nullptr;
         const CommandLine command_line = parse_command_line({argv + 1, argv + argc});
         const Options& options = command_line.options;
+        if (stand_in()) stand_in()->threads();   // refuses a TRAIN_GPT_THREADS that is none, before other threads ask
         if (!command_line.print_and_exit.empty()) {
             if (own_rank(options.startup) == 0) std::fputs(command_line.print_and_exit.c_str(), stdout);
             return 0;

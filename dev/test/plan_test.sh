@@ -76,9 +76,21 @@ expect 0 "training: 3e+11 tokens" "${plan[@]}" --tokens 300e9
 expect 0 "training: 2.048e+04 tokens" "${plan[@]}" --total-batch 2048 --max-steps 10
 expect 0 "training: 6.647e+07 tokens (20.0 per parameter)" "${plan[@]}"
 
+expect 0 "training: 6.647e+07 tokens (20.0 per parameter)" "${plan[@]}" --tokens 20x-active
+mixture=(--experts 8 --experts-per-token 2 --shared-experts 1 --expert-width 512)   # a layer's 8 experts have 2 x 512 x 256 weights each
+expect 0 "  active, with the 2 of 8 experts that a token goes to: " "${plan[@]}" "${mixture[@]}" --tokens 20x-active --json 0
+active=$(said '  active.*: ([0-9]+) with padding.*') all=$(said 'parameters: ([0-9]+) with padding.*')
+[ $((all - active)) -ge $((4 * 6 * 2 * 512 * 256)) ] && [ $((all - active)) -le $((4 * 6 * (2 * 512 * 256 + 512 + 256))) ]
+verdict $? "a token goes to all but 6 experts of a layer: $active of $all"
+near "tokens per active parameter" "$(said 'training: ([^ ]+) tokens.*')" $((20 * active))
+grep -qE 'per parameter, all experts counted; 20.0 per active one\)' "$work/out"
+verdict $? "per which parameter: $(grep ^training "$work/out")"
+expect 0 "(20.0 per parameter, all experts counted; " "${plan[@]}" "${mixture[@]}" --tokens 20x
+expect 0 "\"active_parameters\": $active.0," "${plan[@]}" "${mixture[@]}" --json 1
+
 # ---- what is refused
 refused() { expect 64 "$@"; }
-for value in 0x 0 -5 abc x20 20y 20xx 1e19 nan; do
+for value in 0x 0 -5 abc x20 20y 20xx 20active 20x- 1e19 nan; do
     refused "--tokens $value: expected a number of tokens, or one per parameter" "${plan[@]}" --tokens $value
 done
 refused "--gpu B300: not in the table, expected one of H100, H200" "${plan[@]}" --gpu B300

@@ -39,7 +39,7 @@ printf 'PAR1text' >some.parquet
 : >nothing.jsonl
 iconv -t UTF-16 numbers.txt >wide.txt
 for input in program.txt:"a program" picture.txt:"a picture" gzipped.txt:"by gzip, without .gz" zstd.txt:"by zstd" some.parquet:Parquet \
-    wide.txt:"bytes that are 0" data/train_000000.bin:"bytes that are 0"; do
+    wide.txt:"UTF-16" data/train_000000.bin:"bytes that are 0"; do
     expect 65 "${input%%:*}: this is not text: " "$tokenize" --quiet --output none "${input%%:*}"
     check "it says what it is" grep -qF -- "${input#*:}" out
 done
@@ -185,7 +185,10 @@ for what in WORLD_SIZE=4 WORLD_SIZE=0 RANK=1 RANK=x WORLD_SIZE=-1 LOCAL_RANK=1x 
     expect 64 "the environment has $what" env "$what" "${run[@]}"
 done
 expect 64 "the environment has RANK=0 WORLD" env "RANK=0 WORLD" "${run[@]}"
-expect 0 "warning: the environment has TRAIN_GPT_THREADS=many" env TRAIN_GPT_THREADS=many "${run[@]}"
+for count in many 1025 1000000 99999999999999999999 -1 0 2x ' 2' 1.5; do
+    expect 64 "the environment has TRAIN_GPT_THREADS=$count" env "TRAIN_GPT_THREADS=$count" "${run[@]}"
+done
+expect 64 "the environment has TRAIN_GPT_THREADS=-1" env TRAIN_GPT_THREADS=-1 "$train_gpt" plan
 expect 0 "warning: TRAIN_GPT_CHECKS=all: without a GPU" env TRAIN_GPT_CHECKS=all "${run[@]}"
 for option in --aux-loss --router-scale; do
     expect 64 "--router-scale, --aux-loss or --router-z-loss without --experts" "${run[@]}" $option 0.01

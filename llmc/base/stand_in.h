@@ -1,5 +1,5 @@
-// Says what the program asks of the stand-in for a GPU (llmc/cuda_on_cpu) beyond the calls of CUDA and NCCL. A build for
-// GPUs has no stand-in: whoever must know whether this is a CPU asks here. (What shapes kernels is constexpr in
+// Says what the program asks of the stand-in for a GPU (llmc/cuda_on_cpu) beyond the calls of CUDA and NCCL. A build
+// for GPUs has no stand-in: whoever must know whether this is a CPU asks here. (What shapes kernels is constexpr in
 // llmc/kernels/launch.cuh.)
 #pragma once
 
@@ -30,7 +30,8 @@ public:
     // Says which cores the ranks of this machine may run on (core_mask), this rank's among them: it computes with its
     // share of them, and of its groups' quotas, unless TRAIN_GPT_THREADS gives the number.
     virtual void share_cores(const std::vector<std::string>& masks) = 0;
-    // Returns how many threads compute, and what sets their number, for people.
+    // Returns how many threads compute, and what sets their number, for people. Throws Error(usage) if
+    // TRAIN_GPT_THREADS is no number of threads.
     virtual std::string threads() = 0;
     // Calls `body` with a device of its own bound to the calling thread: so several ranks live in one process.
     virtual void on_own_device(const std::function<void()>& body) = 0;

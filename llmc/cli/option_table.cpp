@@ -501,7 +501,8 @@ void OptionTable::add_options_of_plan(Options& o) {
     of_plan(string("--link-inter", p.link_inter, "the same between nodes"));
     of_plan(number("--price", p.price, 0, 1e6, "of a GPU-hour, in any currency"));
     of_plan(string("--tokens", p.tokens,
-                   "to train on, as 300e9, or as 20x per parameter; empty: those of --max-steps, else 20x"));
+                   "to train on, as 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "
+                   "token's own experts and the rest; empty: those of --max-steps, else 20x"));
     of_plan(choice("--search", p.search, "find the fastest layout of as many devices that fits, and plan that"));
     of_plan(string("--compare", p.compare,
                    "a run's --output-dir: what it measured stands beside what is planned of the same options"));

@@ -17,6 +17,7 @@
 #endif
 #ifdef USE_ZSTD
 #include <zstd.h>
+#include <zstd_errors.h>
 #endif
 
 namespace {
@@ -63,9 +64,32 @@ protected:
         used_ = 0;
         const bool is_beginning = file_.stored() == 0;
         held_ = file_.read(bytes_.data(), bytes_.size());
-        if (is_beginning) refuse_lfs_pointer(name_, {bytes_.data(), held_});
+        if (is_beginning) {
+            refuse_lfs_pointer(name_, {bytes_.data(), held_});
+            refuse_other_format({bytes_.data(), held_});
+        }
         return held_ > 0;
     }
+    // Throws Error(bad_data) if the file begins as no file of this kind does.
+    void refuse_other_format(std::string_view beginning) const {
+        const bool gzip = beginning.starts_with("\x1f\x8b"), zstd = beginning.starts_with("\x28\xb5\x2f\xfd");
+        const bool named_gzip = has_suffix(name_, ".gz");
+        if (beginning.size() < 4 ||
+            (named_gzip ? gzip || !(zstd || is_text(beginning)) : !(gzip || is_text(beginning))))
+            return;
+        throw Error(ErrorKind::bad_data,
+                    text(name_, ": ",
+                         gzip   ? "compressed by gzip"
+                         : zstd ? "compressed by zstd"
+                                : "text that is not compressed",
+                         ", although its name ends with ", named_gzip ? ".gz" : ".zst"),
+                    "Rename it to what it is.");
+    }
+    static bool is_text(std::string_view beginning) {
+        return std::ranges::all_of(beginning.substr(0, 256),
+                                   [](char c) { return c >= ' ' || c == '\n' || c == '\t' || c == '\r'; });
+    }
+
     PlainStream file_;
     std::vector<char> bytes_;
     std::size_t used_ = 0, held_ = 0;
@@ -142,6 +166,11 @@ public:
             ZSTD_inBuffer in{bytes_.data() + used_, held_ - used_, 0};
             const std::size_t result = ZSTD_decompressStream(state_, &out, &in);
             used_ += in.pos;
+            if (ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge) {
+                throw Error(ErrorKind::bad_data,
+                            text(name_, ": compressed with a window of more than 128 MiB, as zstd --long=31 does"),
+                            "Decompress it: zstd -d --long=31 FILE.");
+            }
             if (ZSTD_isError(result)) damaged(text("not what zstd has compressed: ", ZSTD_getErrorName(result)));
             between_ = result == 0;
             pending_ = out.pos == out.size;

@@ -107,3 +107,21 @@ TEST_CASE("byte stream: zstd") {
     });
 }
 #endif
+
+#if defined(USE_ZLIB) && defined(USE_ZSTD)
+TEST_CASE("byte stream: a valid file under the name of another kind is not called damaged") {
+    TemporaryFolder folder;
+    const std::string gz = folder / "a.gz", zst = folder / "a.zst";
+    const auto refuses = [](const std::string& path, const std::string& content, const char* words) {
+        write_whole(real_files(), path, content);
+        CHECK_THROWS_WITH_AS(read_all(path, 100), doctest::Contains(words), Error);
+    };
+    refuses(gz, "plain text", "a.gz: text that is not compressed, although its name ends with .gz");
+    refuses(gz, std::string("\x28\xb5\x2f\xfd") + "text", "a.gz: compressed by zstd, although");
+    refuses(zst, std::string("\x1f\x8b") + "text", "a.zst: compressed by gzip, although");
+    // a frame's header alone: magic number, window descriptor of 2 GiB
+    std::string wide(100, 'a');
+    wide.replace(0, 6, std::string_view("\x28\xb5\x2f\xfd\0\xa8", 6));
+    refuses(zst, wide, "a window of more than 128 MiB");
+}
+#endif

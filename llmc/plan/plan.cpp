@@ -16,10 +16,19 @@
 
 namespace {
 
-double exported_parameters(const ParamTable& table) {
-    double sum = 0;
-    for (const ParamInfo& param : table.all()) sum += static_cast<double>(param.exported_elements());
-    return sum;
+ParameterCounts count_parameters(const ParamTable& table) {
+    const ModelConfig& config = table.config();
+    ParameterCounts all;
+    for (const ParamInfo& param : table.all()) {
+        const double share = param.tensor.cut == TensorCut::experts
+                                 ? static_cast<double>(config.experts_per_token()) / static_cast<double>(config.experts)
+                                 : 1;
+        const auto padded = static_cast<double>(param.tensor.elements());
+        const auto exported = static_cast<double>(param.exported_elements());
+        all.padded += padded, all.exported += exported;
+        all.active_padded += share * padded, all.active_exported += share * exported;
+    }
+    return all;
 }
 
 StageMemory memory_of(const PlannedRun& run, int stage) {
@@ -94,9 +103,9 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     }
     const int shards = plan.run.mesh.shards();
     if (o.zero == 3 && shards > 1) {
-        const double layer =
-            (plan.parameters - static_cast<double>(plan.run.config.padded_vocab_size * plan.run.config.channels)) /
-            static_cast<double>(plan.run.config.layers) / o.tp * sizeof(floatX);
+        const double layer = (plan.parameters.padded -
+                              static_cast<double>(plan.run.config.padded_vocab_size * plan.run.config.channels)) /
+                             static_cast<double>(plan.run.config.layers) / o.tp * sizeof(floatX);
         const int nodes = (shards * o.tp + plan.machine.devices_per_node - 1) / plan.machine.devices_per_node;
         const double filled =
             plan.machine.link(nodes).seconds * shards * plan.machine.collective_bytes_per_second(shards, nodes);
@@ -201,22 +210,28 @@ Machine planned_machine(const Options& options) {
     return machine;
 }
 
-double planned_tokens(const Options& options, double parameters) {
+double planned_tokens(const Options& options, const ParameterCounts& parameters) {
     const std::string& given = options.plan.tokens;
     if (given.empty()) {
-        if (options.max_steps < 0) return 20 * parameters;
+        if (options.max_steps < 0) return 20 * parameters.padded;
         return static_cast<double>(options.tokens_by_step().sum(0, options.max_steps));
     }
     double number = 0;
     const char* const end = given.data() + given.size();
     const auto [rest, status] = std::from_chars(given.data(), end, number);
-    const bool times = rest + 1 == end && *rest == 'x';
-    if (status != std::errc() || !(times || rest == end) || !(number > 0 && number < 1e18)) {
+    const std::string_view unit(rest, end);
+    const double factor = unit.empty()         ? 1
+                          : unit == "x"        ? parameters.padded
+                          : unit == "x-active" ? parameters.active_padded
+                                               : 0;
+    if (status != std::errc() || factor == 0 || !(number > 0 && number < 1e18)) {
         throw Error(ErrorKind::usage,
-                    text("--tokens ", given, ": expected a number of tokens, or one per parameter as in 20x"),
+                    text("--tokens ", given,
+                         ": expected a number of tokens, or one per parameter as in 20x, or per parameter that a token "
+                         "uses as in 20x-active"),
                     "For example --tokens 300e9.");
     }
-    return times ? number * parameters : number;
+    return number * factor;
 }
 
 constexpr int kMostDevices = 1 << 14;   // largest number of devices tried in the search for the fewest
@@ -226,8 +241,7 @@ Plan make_plan(const Options& options) {
     plan.run = planned_run(options), plan.machine = planned_machine(options);
     settle_recompute(plan.run, plan.machine.memory_bytes);
     const ParamTable table(plan.run.config);
-    plan.parameters = static_cast<double>(table.elements());
-    plan.exported = exported_parameters(table);
+    plan.parameters = count_parameters(table);
     plan.tokens = planned_tokens(options, plan.parameters);
     plan.flops = plan.tokens * flops_per_token(plan.run.config, plan.run.options.seq_len);
     plan.best = ScalingLaw().optimum(plan.flops);

@@ -25,14 +25,19 @@ struct Limit {
     std::string relief;   // options that help
 };
 
+// With the vocabulary's padding, and without, as exported; `active`: without the experts that a token does not go to.
+struct ParameterCounts {
+    double padded = 0, exported = 0, active_padded = 0, active_exported = 0;
+};
+
 struct Plan {
     PlannedRun run;
     Machine machine;
-    double parameters = 0, exported = 0;   // with padding, and without
-    double tokens = 0, flops = 0;          // totals of the run
-    std::vector<StageMemory> memory;       // first stage, fullest in between, last stage
-    std::optional<int> fewest_devices;     // that hold the model in some layout
-    bool replayed = false;                 // `step` is of a replay, else of closed forms
+    ParameterCounts parameters;
+    double tokens = 0, flops = 0;        // totals of the run
+    std::vector<StageMemory> memory;     // first stage, fullest in between, last stage
+    std::optional<int> fewest_devices;   // that hold the model in some layout
+    bool replayed = false;               // `step` is of a replay, else of closed forms
     StepTime step;
     ScalingLaw::Optimum best;   // for the same FLOPs
     std::vector<std::string> warnings;
@@ -52,8 +57,9 @@ constexpr double kAllowedIdle = 0.2;   // share of the time for the bubble, and 
 
 // Returns the machine that the options name, with their overrides.
 Machine planned_machine(const Options& options);
-// Parses "20x" or a number of tokens; empty: those of --max-steps, else 20 per parameter. Throws Error(usage).
-double planned_tokens(const Options& options, double parameters);
+// Parses "20x" (per padded parameter), "20x-active" (per active one) or a number of tokens; empty: those of
+// --max-steps, else 20x. Throws Error(usage).
+double planned_tokens(const Options& options, const ParameterCounts& parameters);
 
 Plan make_plan(const Options& options);
 // Returns the limits of memory (its largest line), of each link and of the bubble, which are allowed kAllowedIdle of

@@ -45,11 +45,21 @@ std::string plan_text(const Plan& plan) {
     const Options& o = plan.run.options;
     const StepTime& step = plan.step;
     std::string out = text("model: ", describe(plan.run.config), "\n");
-    out += formatted("parameters: %.0f with padding, %.0f without\n", plan.parameters, plan.exported);
+    const ParameterCounts& count = plan.parameters;
+    const bool mixture = plan.run.config.experts > 0;
+    out += formatted("parameters: %.0f with padding, %.0f without\n", count.padded, count.exported);
+    if (mixture) {
+        out +=
+            formatted("  active, with the %lld of %lld experts that a token goes to: %.0f with padding, %.0f without\n",
+                      static_cast<long long>(plan.run.config.experts_per_token()),
+                      static_cast<long long>(plan.run.config.experts), count.active_padded, count.active_exported);
+    }
+    const std::string active =
+        mixture ? formatted(", all experts counted; %.1f per active one", plan.tokens / count.active_padded) : "";
     out += formatted(
-        "training: %.4g tokens (%.1f per parameter), %.3e FLOPs; for so many the scaling law has %.3g "
+        "training: %.4g tokens (%.1f per parameter%s), %.3e FLOPs; for so many the scaling law has %.3g "
         "parameters and %.3g tokens\n",
-        plan.tokens, plan.tokens / plan.parameters, plan.flops, plan.best.parameters, plan.best.tokens);
+        plan.tokens, plan.tokens / count.padded, active.c_str(), plan.flops, plan.best.parameters, plan.best.tokens);
     out += formatted("layout: %d devices (%s), %s, %d micro-batches of %d x %d tokens\n", plan.run.mesh.size(),
                      plan.machine.name.c_str(), layout_text(o).c_str(), o.micro_steps(), o.micro_batch, o.seq_len);
     out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
@@ -109,8 +119,10 @@ std::string plan_json(const Plan& plan) {
                                        {"exposed_seconds", group.exposed}}));
     }
     const double price = plan.run.options.plan.price;
-    return to_text(Json::object({{"parameters", plan.parameters},
-                                 {"exported_parameters", plan.exported},
+    return to_text(Json::object({{"parameters", plan.parameters.padded},
+                                 {"exported_parameters", plan.parameters.exported},
+                                 {"active_parameters", plan.parameters.active_padded},
+                                 {"exported_active_parameters", plan.parameters.active_exported},
                                  {"tokens", plan.tokens},
                                  {"flops", plan.flops},
                                  {"devices", plan.run.mesh.size()},

@@ -43,7 +43,7 @@ struct ExportOptions {
 struct PlanOptions {
     std::string gpu = "H100", machine;    // a name from the table; a file, which wins
     std::string link_intra, link_inter;   // "GB/s,us"; empty: the machine's
-    std::string tokens;                   // to train on; "20x": per parameter; empty: those of --max-steps, or 20x
+    std::string tokens;                   // to train on; or as planned_tokens (llmc/plan/plan.h) has it
     double price = 0;                     // per GPU-hour
     bool search = false, json = false;
     std::set<std::string> kept;   // options that were given: --search keeps theirs

@@ -51,14 +51,24 @@ bool is_json(const std::string& name, std::string_view beginning) {
 
 // Throws Error(bad_data) for bytes that have NULs, or the mark of a format without text.
 void check_text(const std::string& name, std::string_view beginning) {
-    static constexpr std::pair<std::string_view, const char*> marks[] = {
-        {"\x1f\x8b", "compressed by gzip, without .gz in its name"},
-        {"\x28\xb5\x2f\xfd", "compressed by zstd, without .zst in its name"},
+    struct Mark {
+        std::string_view bytes;
+        const char *kind, *relief = "Leave the file out";
+    };
+    static constexpr Mark marks[] = {
+        {"\x1f\x8b", "compressed by gzip, without .gz in its name", "Rename it, or give `gzip -dc FILE | tokenize -`"},
+        {"\x28\xb5\x2f\xfd", "compressed by zstd, without .zst in its name",
+         "Rename it, or give `zstd -dc FILE | tokenize -`"},
+        {"\x04\x22\x4d\x18", "compressed by lz4", "Give `lz4 -dc FILE | tokenize -`"},
+        {std::string_view("\x5d\0\0", 3), "compressed by lzma", "Give `xz -dc FILE | tokenize -`"},
+        {"\xff\xfe", "UTF-16, as PowerShell writes it", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},
+        {"\xfe\xff", "UTF-16", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},
+        {std::string_view("\xff\xfe\0\0", 4), "UTF-32", "Give `iconv -f UTF-32 -t UTF-8 FILE | tokenize -`"},
         {"\xfd"
          "7zXZ",
-         "compressed by xz"},
-        {"BZh", "compressed by bzip2"},
-        {"PK\3\4", "a zip archive"},
+         "compressed by xz", "Give `xz -dc FILE | tokenize -`"},
+        {"BZh", "compressed by bzip2", "Give `bzip2 -dc FILE | tokenize -`"},
+        {"PK\3\4", "a zip archive", "Unpack it"},
         {"%PDF-", "a PDF"},
         {"\x89PNG", "a picture"},
         {"\xff\xd8\xff", "a picture"},
@@ -67,10 +77,14 @@ void check_text(const std::string& name, std::string_view beginning) {
          "a program"},
         {"PAR1", "Parquet, which data/parquet_to_jsonl.py reads"}};
     const char* what = beginning.find('\0') != beginning.npos ? "bytes that are 0" : nullptr;
-    for (const auto& [mark, kind] : marks) what = beginning.starts_with(mark) ? kind : what;
+    std::string_view relief = "Leave the file out";
+    if (beginning.size() > 262 && beginning.substr(257, 5) == "ustar") what = "a tar archive", relief = "Unpack it";
+    for (const Mark& mark : marks) {
+        if (beginning.starts_with(mark.bytes)) what = mark.kind, relief = mark.relief;
+    }
     if (what == nullptr) return;
     throw Error(ErrorKind::bad_data, text(name, ": this is not text: ", what),
-                "Leave the file out; `--format text` takes it as it is.");
+                text(relief, "; `--format text` takes it as it is."));
 }
 
 }   // namespace

@@ -71,6 +71,14 @@ TEST_CASE("input: what a file is, by its content") {
         CHECK_MESSAGE(kind(name, "{\"a\": 1}") == InputKind::text, name);
     }
     CHECK_THROWS_WITH_AS(kind("a.json", "\x1f\x8b"), doctest::Contains("a.json: this is not text: compressed"), Error);
+    const std::string tar = std::string(257, 'a') + "ustar\0";
+    for (const auto& [bytes, words] : {std::pair(std::string("\x04\x22\x4d\x18"), "compressed by lz4"),
+                                       {"BZh9", "compressed by bzip2"},
+                                       {std::string("\xff\xfe{\0", 4), "UTF-16, as PowerShell"},
+                                       {std::string("\xff\xfe\0\0a\0\0\0", 8), "UTF-32"},
+                                       {tar + "00", "a tar archive"}}) {
+        CHECK_THROWS_WITH_AS(kind("a.txt", bytes), doctest::Contains(words), Error);
+    }
 }
 
 TEST_CASE("input: lines and lists of objects, with the lines on which they begin") {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
 #include "llmc/io/file.h"
 #include "llmc/io/hash.h"
 #include "llmc/tokenizer/files/files.h"
@@ -59,22 +60,27 @@ void check(const TokenizerData& data) {
     }
 }
 
-// Loads GPT-2's vocab.bpe; encoder.json beside it holds nothing that this does not imply, and is only checked.
-TokenizerData load_gpt2(const std::string& path) {
-    TokenizerData data = parse_gpt2_merges(read_whole(real_files(), path), path);
-    std::string ids_path = path;
-    std::size_t at = ids_path.rfind("vocab.bpe");
-    if (at == std::string::npos) return data;
-    ids_path.replace(at, std::string::npos, "encoder.json");
-    if (real_files().exists(ids_path)) check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+// Loads GPT-2's vocab.bpe, or merges.txt, another name of it; encoder.json or vocab.json beside it holds nothing that
+// this does not imply, and is only checked. merges.txt must have it, for other families have a merges.txt of another
+// vocabulary.
+TokenizerData load_gpt2(const std::string& path, std::string_view content) {
+    TokenizerData data = parse_gpt2_merges(content, path);
+    const bool is_bpe = fs::path(path).filename() == "vocab.bpe", is_merges = fs::path(path).filename() == "merges.txt";
+    if (!is_bpe && !is_merges) return data;
+    const std::string ids_path = fs::path(path).replace_filename(is_bpe ? "encoder.json" : "vocab.json").string();
+    if (is_merges || real_files().exists(ids_path)) {
+        check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+    }
     return data;
 }
 
 TokenizerData parse_file(const std::string& path) {
     std::string extension = fs::path(path).extension().string();
-    if (extension == ".bpe") return load_gpt2(path);
     if (fs::path(path).filename() == "tokenizer.json") return load_huggingface(real_files(), path);
     std::string content = read_whole(real_files(), path);
+    if (content.starts_with(byte_order_mark)) content.erase(0, byte_order_mark.size());
+    if (extension == ".bpe" || content.starts_with("#version") || fs::path(path).filename() == "merges.txt")
+        return load_gpt2(path, content);
     if (extension == ".json") return parse_huggingface(content, path);
     if (extension == ".bin") return load_llmc_tokenizer(real_files(), path);
     return parse_tiktoken_ranks(content, path);
@@ -86,7 +92,8 @@ TokenizerData load_file(const std::string& path) {
     TokenizerData data = parse_file(path);
     fs::path place = fs::absolute(path).lexically_normal();
     place.replace_extension();
-    while (place.filename() == "tokenizer" || place.filename() == "vocab") place = place.parent_path();
+    while (place.filename() == "tokenizer" || place.filename() == "vocab" || place.filename() == "merges")
+        place = place.parent_path();
     data.name = place.filename().string();
     return data;
 }
@@ -140,12 +147,13 @@ Tokenizer Tokenizer::load(const std::string& specification) {
 
 std::string Tokenizer::file_of(const std::string& specification) {
     if (!real_files().exists(specification + "/.")) return specification;
-    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"}) {
+    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin", "merges.txt"}) {
         std::string path = (fs::path(specification) / name).string();
         if (real_files().exists(path)) return path;
     }
-    throw Error(ErrorKind::io, text("no tokenizer in the folder ", specification),
-                "It should hold tokenizer.json, vocab.bpe, tokenizer.model or tokenizer.bin.");
+    throw Error(
+        ErrorKind::io, text("no tokenizer in the folder ", specification),
+        "It should hold tokenizer.json, vocab.bpe, merges.txt with vocab.json, tokenizer.model or tokenizer.bin.");
 }
 
 std::uint64_t Tokenizer::hash_of_rules() const {

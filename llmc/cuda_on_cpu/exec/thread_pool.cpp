@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "llmc/base/error.h"
 #include "llmc/base/limits/usable_cores.h"
 #include "llmc/cuda_on_cpu/memory/fault.h"
 
@@ -17,21 +20,7 @@ namespace {
 
 constexpr int most_threads = 1024;
 
-int clamp_threads(long count) { return static_cast<int>(std::clamp<long>(count, 1, most_threads)); }
-
-long environment_number(const char* name) {
-    const char* value = std::getenv(name);
-    return value ? std::strtol(value, nullptr, 10) : 0;
-}
-
-int initial_thread_count() {
-    if (long wanted = environment_number("TRAIN_GPT_THREADS"); wanted > 0) return clamp_threads(wanted);
-    if (const char* given = std::getenv("TRAIN_GPT_THREADS"); given != nullptr && *given != '\0') {
-        std::fprintf(stderr, "warning: the environment has TRAIN_GPT_THREADS=%s, expected a number of threads\n",
-                     given);
-    }
-    return clamp_threads(usable_cores().count());
-}
+int clamp_threads(int count) { return std::clamp(count, 1, most_threads); }
 
 thread_local int current_thread_number = 0;
 thread_local bool inside_parallel = false;
@@ -50,7 +39,7 @@ struct Job {
 
 class ThreadPool {
 public:
-    ThreadPool() : count_(initial_thread_count()) {}
+    ThreadPool() : count_(clamp_threads(threads_of_environment().value_or(usable_cores().count()))) {}
     ~ThreadPool() { stop_helpers(); }
 
     int count() const { return count_.load(std::memory_order_relaxed); }
@@ -152,6 +141,20 @@ ThreadPool& pool() {
 }
 
 }   // namespace
+
+std::optional<int> threads_of_environment() {
+    const char* const given = std::getenv("TRAIN_GPT_THREADS");
+    if (given == nullptr || *given == '\0') return std::nullopt;
+    const std::string_view digits = given;
+    int count = 0;
+    const auto [rest, status] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+    if (status != std::errc() || rest != digits.data() + digits.size() || count < 1 || count > most_threads) {
+        throw Error(
+            ErrorKind::usage, text("the environment has TRAIN_GPT_THREADS=", digits),
+            text("Expected a number of threads, 1 to ", most_threads, "; unset it to use the cores there are."));
+    }
+    return count;
+}
 
 int thread_count() { return pool().count(); }
 void set_thread_count(int count) { pool().resize(count); }

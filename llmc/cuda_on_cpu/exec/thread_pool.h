@@ -5,12 +5,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 namespace host {
 
-// Returns the number of threads that take part, the caller included. At first: TRAIN_GPT_THREADS if set, else as
-// many as usable_cores() counts.
+// Returns TRAIN_GPT_THREADS; nothing if it is not set or empty. Throws Error(usage) if it is no number in 1 to 1024.
+std::optional<int> threads_of_environment();
+
+// Returns the number of threads that take part, the caller included. At first: threads_of_environment(), which may
+// throw, else as many as usable_cores() counts.
 int thread_count();
 
 // Sets the number of threads from the next parallel_for. Must not be called from inside one. At least 1, at most 1024.

@@ -26,15 +26,14 @@ public:
     }
     void share_cores(const std::vector<std::string>& masks) override {
         ranks_here_ = std::max(1, static_cast<int>(masks.size()));
-        if (std::getenv("TRAIN_GPT_THREADS")) return;
+        if (threads_of_environment()) return;
         const double quota = usable_cores().quota;   // taken for that of all ranks
         const int share = share_of_cores(core_mask(), masks);
         set_thread_count(quota > 0 ? std::clamp(static_cast<int>(quota / ranks_here_), 1, share) : share);
     }
     std::string threads() override {
-        const char* const given = std::getenv("TRAIN_GPT_THREADS");
-        return text(thread_count(), " a rank", given != nullptr ? " by TRAIN_GPT_THREADS" : "", ", ", ranks_here_,
-                    " rank(s) on this machine; this one has ", usable_cores().words());
+        return text(thread_count(), " a rank", threads_of_environment() ? " by TRAIN_GPT_THREADS" : "", ", ",
+                    ranks_here_, " rank(s) on this machine; this one has ", usable_cores().words());
     }
     void on_own_device(const std::function<void()>& body) override {
         Device own;

@@ -2,6 +2,7 @@
 //
 //   vocab.bpe          GPT-2's merges: a line "#version: ...", then two tokens a line, in the bytes-as-characters
 //                      spelling of GPT-2; ids follow from the order. encoder.json beside it is checked against it.
+//   merges.txt         another name of it; it must have its vocab.json, which is encoder.json
 //   *.tiktoken,        tiktoken's ranks: per line a token in base64, a space, its id. The split rule and the special
 //   tokenizer.model    tokens are not in the file; they follow from the number of ranks (GPT-2, cl100k, Llama-3).
 //   tokenizer.json     Hugging Face: byte-level BPE, or BPE of characters with byte_fallback; its normalizers, pattern,

@@ -112,6 +112,19 @@ TEST_CASE("tokenizer_files: encoder.json has the tokens of its vocab.bpe and no 
     }
     CHECK(complaint([&] { check_gpt2_ids(data, ids + "}", "encoder.json"); }) == "");
     contains(complaint([&] { check_gpt2_ids(data, ids + ", \"he\": 999}", "encoder.json"); }), "259 tokens");
+
+    // merges.txt is another name of it; marks and line ends that editors add change nothing
+    TemporaryFolder folder;
+    const auto load = [&](const char* merges) {
+        write_whole(real_files(), folder / "merges.txt", merges);
+        return Tokenizer::load(folder.path()).data().tokens;
+    };
+    contains(complaint([&] { load("#version: 0.2\nt h\n"); }, ErrorKind::io), "vocab.json");
+    write_whole(real_files(), folder / "vocab.json", ids + "}");
+    for (const char* text : {"#version: 0.2\nt h\n", "#version: 0.2\r\nt h\r\n", "\xef\xbb\xbf#version: 0.2\nt h"}) {
+        CHECK(load(text) == data.tokens);
+    }
+    contains(complaint([&] { load("t h\n"); }), "the first line does not begin with #version");
 }
 
 TEST_CASE("tokenizer_files: paths that cannot be followed are errors that name them") {

@@ -1,5 +1,6 @@
 // Splits by PCRE2: any pattern, and the reference for the hand-written splitters.
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include <pcre2.h>
 
 namespace {
+
+constexpr std::uint32_t few_steps = 1000;   // compiled code has for a match; what takes more is counted exactly
+constexpr std::uint64_t steps_of_text = 10'000'000, steps_of_character = 200;   // in all counted matches of a text
 
 std::string pcre2_message(int code) {
     PCRE2_UCHAR message[256];
@@ -36,11 +40,15 @@ public:
         pcre2_jit_compile(code_, PCRE2_JIT_COMPLETE);   // optional: without it matching is only slower
         match_ = pcre2_match_data_create_from_pattern(code_, nullptr);
         context_ = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(context_, few_steps);
+        counted_ = pcre2_match_context_create(nullptr);
+        pcre2_set_heap_limit(counted_, 1 << 20);   // KiB
         stack_ = pcre2_jit_stack_create(32 << 10, 64 << 20, nullptr);
         pcre2_jit_stack_assign(context_, nullptr, stack_);
     }
     ~RegexParts() override {
         pcre2_jit_stack_free(stack_);
+        pcre2_match_context_free(counted_);
         pcre2_match_context_free(context_);
         pcre2_match_data_free(match_);
         pcre2_code_free(code_);
@@ -56,6 +64,7 @@ public:
             kinds_of_text_ += static_cast<char>(kinds_[c.code]);
             i += c.length;
         }
+        steps_left_ = steps_of_text + steps_of_character * kinds_of_text_.size();
         at_ = byte_ = search_ = match_end_ = 0;
         match_begin_ = no_match;
         found_ = ended_ = false;
@@ -80,8 +89,8 @@ private:
     bool find() {
         const std::size_t size = kinds_of_text_.size();
         while (search_ <= size) {
-            int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(kinds_of_text_.data()), size, search_, 0,
-                                     match_, context_);
+            int result = match(0, context_);
+            if (result == PCRE2_ERROR_MATCHLIMIT) result = match_counted();
             if (result == PCRE2_ERROR_NOMATCH) break;
             if (result < 0) {
                 throw Error(ErrorKind::bad_data, text("the tokenizer's pattern failed at character ", search_,
@@ -100,11 +109,36 @@ private:
         return false;
     }
 
+    int match(std::uint32_t options, pcre2_match_context* context) {
+        return pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(kinds_of_text_.data()), kinds_of_text_.size(), search_,
+                           options, match_, context);
+    }
+    // Matches by PCRE2's interpreter, whose steps all cost about as much (one of the compiled code can scan the rest of
+    // the text), and takes them from those left to the text. PCRE2 says only whether a limit sufficed.
+    int match_counted() {
+        for (std::uint64_t limit = 16 * few_steps;; limit *= 4) {
+            limit = std::min<std::uint64_t>({limit, steps_left_, UINT32_MAX});
+            pcre2_set_match_limit(counted_, static_cast<std::uint32_t>(limit));
+            const int result = match(PCRE2_NO_JIT, counted_);
+            steps_left_ -= limit;
+            if (result != PCRE2_ERROR_MATCHLIMIT) return result;
+            if (steps_left_ == 0) {
+                throw Error(
+                    ErrorKind::bad_data,
+                    text("the tokenizer's pattern takes more than ", steps_of_text, " steps and ", steps_of_character,
+                         " for each of a text's ", kinds_of_text_.size(), " characters, at character ", search_),
+                    "Take a pattern whose repetitions do not overlap, or shorter texts.");
+            }
+        }
+    }
+
     static constexpr std::size_t no_match = ~std::size_t{0};
     std::vector<std::uint8_t> kinds_;   // classes of code points, as the translated pattern sees them
     pcre2_code* code_ = nullptr;
     pcre2_match_data* match_ = nullptr;
     pcre2_match_context* context_ = nullptr;
+    pcre2_match_context* counted_ = nullptr;
+    std::uint64_t steps_left_ = 0;   // for counted matches of this text
     pcre2_jit_stack* stack_ = nullptr;
     std::string_view text_;
     std::string kinds_of_text_;   // one for each character; the places below are among these

@@ -267,6 +267,19 @@ TEST_CASE("tokenizer_split: any other pattern runs on PCRE2 and keeps what it do
     CHECK_THROWS_AS(make_splitter({SplitRule::regex, "(unclosed"}), Error);
 }
 
+TEST_CASE("tokenizer_split: a pattern has so many steps for a text, not for each match") {
+    if (!has_pcre2()) return;
+    std::string text;
+    for (int i = 0; i < 300; i++) text += "aaaaaaaaaaaaaaaaaac";   // 2^18 ways to cut each run
+    for (const char* pattern : {"(a+)+b|.", ".*.*.*b|."}) {
+        CHECK_THROWS_WITH_AS(pieces_of(*make_regex_splitter(pattern), text),
+                             doctest::Contains("takes more than 10000000 steps and 200 for each of a text's 5700"),
+                             Error);
+    }
+    const std::string longer(100000, 'a');   // one match of more steps than the compiled code is given
+    CHECK(pieces_of(*make_regex_splitter("(?:a|b)+"), longer).size() == 1);
+}
+
 TEST_CASE("tokenizer_split: a rule is recognised from its own expression") {
     for (SplitRule rule : known_rules) {
         CHECK(pattern_of(regex_of({rule, ""})).rule == rule);
