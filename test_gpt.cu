@@ -178,8 +178,9 @@ StageOptions test_options(AttentionKind attention = AttentionKind::auto_) {
 // The kinds of attention this machine and precision can serve for a problem.
 std::vector<AttentionKind> attention_kinds(const Problem& problem) {
     const ModelConfig& config = problem.reference.table.config();
-    const AttentionShape shape = self_attention_shape(problem.B, problem.T, static_cast<int>(config.heads),
-                                                      static_cast<int>(config.head_size()));
+    AttentionShape shape = self_attention_shape(problem.B, problem.T, static_cast<int>(config.heads),
+                                                static_cast<int>(config.head_size()));
+    shape.masks_documents = config.window_cuts(problem.T);
     const std::string refusal = attention_refusal<floatX, floatX>(AttentionKind::library, shape);
     if (refusal.empty()) return {AttentionKind::own, AttentionKind::library};
     MESSAGE("SKIPPED library attention: ", refusal);
@@ -393,6 +394,7 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
     kinds[2].norm = NormKind::layer;
     kinds[2].own_rope_original_len = 48, kinds[2].rope_low_freq_factor = 2, kinds[2].rope_high_freq_factor = 6.5;
     kinds[0].rope_scaling = RopeScaling::linear, kinds[0].rope_factor = 4;
+    kinds[0].window = 9, kinds[0].layer_pattern = "SL", kinds[3].window = 1;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
         const Problem problem = random_problem(config, 4, 33, 6);

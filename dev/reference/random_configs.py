@@ -147,7 +147,7 @@ def like_llama(rng, kind):
         fields.rarely("mlp_bias", [LEFT_OUT, False], True)
         fields.add("pretraining_tp", LEFT_OUT, 1)
     if kind == "mistral":
-        fields.rarely("sliding_window", [None, None, LEFT_OUT, 4096, 512], 8)
+        fields.add("sliding_window", None, None, LEFT_OUT, 4096, 512, 8)
     if kind == "qwen3":
         fields.rarely("use_sliding_window", [LEFT_OUT, False], True)
         fields.add("sliding_window", LEFT_OUT, None, 8)

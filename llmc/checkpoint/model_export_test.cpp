@@ -49,8 +49,10 @@ TEST_CASE("model export: every value of every field of a model comes back from c
                       (!llama && as_dense && (field.basic || field.same(config, plain))));
                 const bool qwen3 = config.qk_norm == QkNorm::head;   // a Llama with it is one
                 const bool of_mixtral = std::string(field.name).starts_with("expert") || field.of_training;
+                const bool of_mistral = std::string(field.name) == "window";
                 const bool has_key =
-                    field.basic || (llama ? field.llama_key != nullptr || qwen3 || of_mixtral : field.gpt2);
+                    field.basic ||
+                    (llama ? field.llama_key != nullptr || qwen3 || of_mixtral || of_mistral : field.gpt2);
                 CHECK(beyond_hugging_face(config).empty() ==
                       ((llama || as_dense) && (has_key || field.same(config, plain))));
                 beyond += !beyond_hugging_face(config).empty();
@@ -134,6 +136,18 @@ TEST_CASE("model export: a model that was read as a Mistral is written as one, u
         }
     }
     CHECK(std::string(family_of(through_config_json(llama)).model_type) == "llama");
+    ModelConfig slides = llama;   // whatever it was read as
+    slides.window = 9;
+    CHECK(*json_of(slides).find("model_type") == Json("mistral"));
+    CHECK(*json_of(slides).find("sliding_window") == Json(9));
+    CHECK(through_config_json(slides) == slides);
+    slides.layer_pattern = "SSL";
+    CHECK(beyond_hugging_face(slides) == "--layer-pattern SSL");
+    CHECK(*json_of(slides).find("layer_pattern") == Json("SSL"));
+    CHECK(through_config_json(slides) == slides);
+    slides.layer_pattern = "", slides.experts = 4, slides.own_expert_width = 40;
+    CHECK(*json_of(slides).find("model_type") == Json("mixtral"));
+    CHECK(through_config_json(slides) == slides);
     ModelConfig changed = llama;
     changed.model_type = "mistral", changed.qk_norm = QkNorm::head;
     CHECK(std::string(family_of(changed).model_type) == "qwen3");
@@ -235,7 +249,7 @@ TEST_CASE("model export: config.json of mixtures, by transformers 4 and 5, and w
                           ", \"num_local_experts\": 8, \"rope_parameters\": {\"rope_theta\": 1000000.0, "
                           "\"rope_type\": \"default\"}"));
     CHECK(names(refused("mixtral", ""), "num_local_experts"));
-    CHECK(names(refused("mixtral", ", \"num_local_experts\": 8, \"sliding_window\": 64"), "sliding_window"));
+    CHECK(read("mixtral", ", \"num_local_experts\": 8, \"sliding_window\": 64").window == 64);
     const ModelConfig qwen3 = read("qwen3_moe", ", \"num_experts\": 8, \"moe_intermediate_size\": 48");
     CHECK(qwen3.expert_width() == 48);
     CHECK(qwen3 == read("qwen3_moe", ", \"num_local_experts\": 8, \"moe_intermediate_size\": 48"));   // transformers 5

@@ -148,9 +148,14 @@ private:
     OptionRow& field(const ModelField& of, ModelChoices& target) {
         std::string values;
         for (const char* value : of.values) values += text(values.empty() ? "" : "|", value);
-        OptionRow& added = row(text("--", of.name), of.is_number() ? of.whole ? "INT" : "FLOAT" : values, of.help);
-        added.expected = of.is_number() ? text("expected ", of.whole ? "an integer" : "a number", " from 0 to 1e9")
-                                        : "expected one of " + values;
+        OptionRow& added = row(text("--", of.name),
+                               of.is_pattern    ? "TEXT"
+                               : of.is_number() ? of.whole ? "INT" : "FLOAT"
+                                                : values,
+                               of.help);
+        added.expected = of.is_pattern    ? text("expected at most ", longest_pattern, " letters S and L")
+                         : of.is_number() ? text("expected ", of.whole ? "an integer" : "a number", " from 0 to 1e9")
+                                          : "expected one of " + values;
         added.spell = [&of, &target] {
             ModelConfig model;
             if (!target.contains(of.name)) return std::string();

@@ -24,6 +24,18 @@ void document_starts(std::span<std::int32_t> starts, IsBorder is_border) {
     }
 }
 
+// Returns where each query's window begins in its sequence, or its document if that begins later: (B, n) as `starts`.
+inline std::vector<std::int32_t> window_starts(std::span<const std::int32_t> starts, const ContextCut& cut,
+                                               std::int64_t T, std::int64_t window) {
+    const std::vector<int> positions = token_positions(attended_ranges(cut, T));
+    std::vector<std::int32_t> result(starts.begin(), starts.end());
+    for (std::size_t i = 0; i < result.size(); i++) {
+        const std::int64_t begin = positions[i % positions.size()] + 1 - window;
+        result[i] = std::max(result[i], static_cast<std::int32_t>(std::max<std::int64_t>(begin, 0)));
+    }
+    return result;
+}
+
 // Writes first (ring steps, B, n): the first key that each of a rank's queries sees at each step, from the queries'
 // `starts` (B, n), n = T / ring_size.
 inline void first_keys(std::span<std::int32_t> first, std::span<const std::int32_t> starts, const ContextCut& cut,

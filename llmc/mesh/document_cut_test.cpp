@@ -16,6 +16,35 @@ std::vector<std::int32_t> random_starts(std::int64_t T, std::uint64_t key, int s
 
 }   // namespace
 
+TEST_CASE("document cut: a query of a window of W sees itself and the W - 1 keys before, of its document alone") {
+    const std::int64_t T = 48;
+    std::vector<std::int32_t> documents(48, 0);
+    for (std::size_t t = 20; t < 48; t++) documents[t] = t < 23 ? 20 : 23;
+    for (const auto& [cp, ulysses] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {4, 2}}) {
+        for (const std::int32_t window : {1, 5, 48}) {
+            std::vector<std::int32_t> expected = documents;
+            for (std::int32_t t = 0; t < 48; t++) {
+                auto& start = expected[static_cast<std::size_t>(t)];
+                start = std::max(start, t + 1 - window);
+            }
+            const ContextCut cut{cp, ulysses, cp - 1};
+            const std::vector<TokenRange> ranges = attended_ranges(cut, T);
+            const std::size_t n = token_positions(ranges).size();
+            std::vector<std::int32_t> starts(2 * n), wanted(2 * n);   // two sequences
+            for (const std::size_t at : {std::size_t{0}, n}) {
+                take_ranges(std::span(starts).subspan(at, n), std::span<const std::int32_t>(documents), ranges);
+                take_ranges(std::span(wanted).subspan(at, n), std::span<const std::int32_t>(expected), ranges);
+            }
+            CHECK(window_starts(starts, cut, T, window) == wanted);
+            if (window > 1) continue;
+            std::vector<std::int32_t> first(wanted.size() * static_cast<std::size_t>(cut.ring_size()));
+            first_keys(first, wanted, cut, T);
+            const std::vector<char> hidden = hidden_steps(first, cut, 2);
+            CHECK(std::ranges::count(hidden, 1) == cut.ring_size() - 1);   // own keys alone
+        }
+    }
+}
+
 TEST_CASE("document cut: every rank sees the keys of its queries' documents and no others, at every step of a ring") {
     const std::int64_t T = 48, B = 2;
     for (const auto& [cp, ulysses] : std::vector<std::pair<int, int>>{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {4, 4}, {6, 2}}) {

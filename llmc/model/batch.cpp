@@ -7,7 +7,7 @@ static std::size_t positions_of(int B, int T) { return static_cast<std::size_t>(
 static std::size_t staging_size(std::size_t positions, const DocumentRoom& documents) {
     const std::size_t batch = 2 * positions + token_groups_capacity(positions);
     if (documents.starts == 0) return batch;
-    return batch + documents.ring_steps * documents.starts + positions +
+    return batch + (documents.window > 0 ? 2 : 1) * documents.ring_steps * documents.starts + positions +
            (documents.learned_positions > 0 ? token_groups_capacity(positions) : 0);
 }
 
@@ -29,6 +29,8 @@ BatchBuffer::BatchBuffer(Arena& arena, int B, int T, std::int64_t vocab_size, in
     groups_ = arena.allocate<int>("batch/token_groups", token_groups_capacity(positions));
     if (documents.starts == 0) return;
     first_keys_ = arena.allocate<int>("batch/first_keys", documents.ring_steps * documents.starts);
+    if (documents.window > 0)
+        sliding_keys_ = arena.allocate<int>("batch/sliding_keys", documents.ring_steps * documents.starts);
     positions_ = arena.allocate<int>("batch/positions", positions);
     if (documents.learned_positions == 0) return;
     position_groups_ = arena.allocate<int>("batch/position_groups", token_groups_capacity(positions));
@@ -56,11 +58,20 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
     // one document per sequence needs no mask
     if (std::ranges::any_of(starts, [](int start) { return start > 0; })) {
         const std::int64_t n = T / cut.ring_size(), B = static_cast<std::int64_t>(starts.size()) / n;
-        std::vector<int> first(starts.size() * static_cast<std::size_t>(cut.ring_size()));
-        first_keys(first, starts, cut, T);
-        hidden_steps_ = hidden_steps(first, cut, B);
-        send(first_keys_, first);
-        batch_.documents.first_keys = {first_keys_.data(), n, hidden_steps_.data()};
+        auto send_first_keys = [&](const DeviceBuffer<int>& to, std::vector<char>& hidden, std::span<const int> from) {
+            std::vector<int> first(starts.size() * static_cast<std::size_t>(cut.ring_size()));
+            first_keys(first, from, cut, T);
+            hidden = hidden_steps(first, cut, B);
+            send(to, first);
+            return FirstKeys{to.data(), n, hidden.data()};
+        };
+        DocumentsView& documents = batch_.documents;
+        documents.first_keys = documents.sliding_keys = send_first_keys(first_keys_, hidden_steps_, starts);
+        if (const std::int64_t window = documents_.window; window > 0 && window < T) {
+            documents.sliding_keys =
+                send_first_keys(sliding_keys_, sliding_hidden_steps_, window_starts(starts, cut, T, window));
+            documents.sliding_keys.window = static_cast<int>(window);
+        }
         std::vector<int> positions(tokens.size());
         document_positions(positions, starts, cut, T);
         send(positions_, positions);

@@ -23,6 +23,7 @@ struct MicroBatch {
 // Document masks of a micro-batch on the device; null unless documents are masked.
 struct DocumentsView {
     FirstKeys first_keys;              // (ring steps, B, T x ulysses)
+    FirstKeys sliding_keys;            // first_keys, or later where the window of a layer that slides begins later
     const int* positions = nullptr;    // (B, T) position of each token in its document
     TokenGroupsView position_groups;   // groups of `positions`, if positions are learned
 };
@@ -39,6 +40,7 @@ struct Batch {
 struct DocumentRoom {
     std::size_t starts = 0, ring_steps = 1;   // elements of MicroBatch::starts; steps of the ring
     int learned_positions = 0;                // learned positions, for groups of them in backward; 0: no groups
+    std::int64_t window = 0;                  // keys that layers that slide see; 0: none slides
 };
 
 // Device memory for one micro-batch, refilled from the host. An upload is staged in one of two pinned buffers in turn,
@@ -66,8 +68,8 @@ private:
     };
     int vocab_size_, first_token_;
     DocumentRoom documents_;
-    DeviceBuffer<int> tokens_, targets_, groups_, first_keys_, positions_, position_groups_;
-    std::vector<char> hidden_steps_;
+    DeviceBuffer<int> tokens_, targets_, groups_, first_keys_, sliding_keys_, positions_, position_groups_;
+    std::vector<char> hidden_steps_, sliding_hidden_steps_;
     std::array<Staging, 2> staging_;
     std::size_t next_staging_ = 0;
     Batch batch_;

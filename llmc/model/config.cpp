@@ -106,6 +106,17 @@ std::vector<ModelField> make_fields() {
         row.gpt2 = gpt2, row.whole = whole, row.llama_key = llama_key;
         add(std::move(row));
     };
+    add({.name = "layer-pattern",
+         .help = "layers with the --window (S) and with all keys (L), repeated over the layers, as in SSSL; by default "
+                 "all have it",
+         .key = "layer_pattern",
+         .get = [](const Config& c) { return pattern_number(c.layer_pattern); },
+         .set = [](Config& c, double value) { c.layer_pattern = pattern_of(value); },
+         .is_pattern = true,
+         .gpt2 = false});
+    number(field<&Config::window>("window", "attention_window",
+                                  "keys that a query sees at most, itself the last (sliding window); 0: all before it"),
+           false, true, nullptr);
     number(field<&Config::own_kv_heads>(
                "kv-heads", "n_kv_head",
                "heads of keys and values, which groups of --heads share (grouped queries); 0: as many as --heads",
@@ -192,6 +203,19 @@ const std::vector<ModelField>& model_fields() {
     return fields;
 }
 
+double pattern_number(const std::string& pattern) {
+    if (pattern.empty()) return 0;
+    ENSURE(pattern.size() <= longest_pattern, "a pattern of ", pattern.size(), " layers");
+    double number = 1;
+    for (const char letter : pattern) number = 2 * number + (letter == 'S' ? 1 : 0);
+    return number;
+}
+std::string pattern_of(double number) {
+    std::string letters;
+    for (auto bits = static_cast<std::uint64_t>(number); bits > 1; bits /= 2) letters += bits % 2 == 1 ? 'S' : 'L';
+    return {letters.rbegin(), letters.rend()};
+}
+
 void apply(const ModelChoices& choices, ModelConfig& config) {
     for (const ModelField& field : model_fields()) {
         if (const auto given = choices.find(field.name); given != choices.end()) field.set(config, given->second);
@@ -200,13 +224,17 @@ void apply(const ModelChoices& choices, ModelConfig& config) {
 
 std::string ModelField::value_of(const ModelConfig& config) const {
     const double value = get(config);
-    return is_number() ? text(value) : values[static_cast<std::size_t>(value)];
+    return is_pattern ? pattern_of(value) : is_number() ? text(value) : values[static_cast<std::size_t>(value)];
 }
 
 bool ModelField::read(ModelConfig& config, const std::string& value) const {
     if (is_flag() && (value == "true" || value == "false")) return set(config, value == "true"), true;
     for (std::size_t i = 0; i < values.size(); i++) {
         if (value == values[i]) return set(config, static_cast<double>(i)), true;
+    }
+    if (is_pattern) {
+        const bool is_one = value.size() <= longest_pattern && value.find_first_not_of("SL") == std::string::npos;
+        return is_one && (set(config, pattern_number(value)), true);
     }
     double number = 0;
     const auto [end, status] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -317,6 +345,15 @@ void check_model_config(const ModelConfig& c) {
             "--kv-heads must divide --heads.");
     require(c.mlp_width() > 0 && c.mlp_width() % 8 == 0, text("an MLP of width ", c.mlp_width()),
             "--mlp-width must be a multiple of 8.");
+    const std::string& pattern = c.layer_pattern;
+    require(pattern.empty() || c.window > 0, text("--layer-pattern ", pattern, " without a --window"),
+            "Give --window, the keys that a layer S sees, or leave --layer-pattern out.");
+    require(pattern.size() <= static_cast<std::size_t>(c.layers),
+            text("--layer-pattern ", pattern, " of ", pattern.size(), " layers for ", c.layers),
+            "It repeats, and must not be longer than the layers.");
+    require(pattern.empty() || pattern.find('S') != std::string::npos,
+            text("--layer-pattern ", pattern, ", in which no layer slides"),
+            "Give at least one S, or leave --window and --layer-pattern out.");
     const bool experts = c.experts > 0;
     require(!experts || c.experts_per_token() <= c.experts,
             text(c.experts_per_token(), " experts a token of ", c.experts),
@@ -364,14 +401,25 @@ void check_model_config(const ModelConfig& c) {
             formatted("It may have at most %.3g: give smaller sizes.", kMostParameters));
 }
 
+double keys_by_layer(const ModelConfig& c, std::int64_t layer, std::int64_t seq_len) {
+    const auto T = static_cast<double>(seq_len), W = static_cast<double>(c.window);
+    return c.slides(layer) && c.window_cuts(seq_len) ? W - W * W / (2 * T) : T / 2;
+}
+double mean_keys(const ModelConfig& c, std::int64_t seq_len) {
+    if (!c.window_cuts(seq_len)) return static_cast<double>(seq_len) / 2;
+    double keys = 0;
+    for (std::int64_t layer = 0; layer < c.layers; layer++) keys += keys_by_layer(c, layer, seq_len);
+    return keys / static_cast<double>(c.layers);
+}
+
 double layer_flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
-    const auto C = static_cast<double>(c.channels), T = static_cast<double>(seq_len);
+    const auto C = static_cast<double>(c.channels);
     const auto q = static_cast<double>(c.heads * c.head_size()), kv = static_cast<double>(c.kv_heads() * c.head_size());
     const double of_width = c.gated() ? 3 : 2;
     const auto width = static_cast<double>(
         c.experts == 0 ? c.mlp_width() : (c.experts_per_token() + c.shared_experts) * c.expert_width());
     const double matrices = of_width * width + static_cast<double>(c.experts);   // that a token meets, C each
-    return 3.0 * (4.0 * C * (q + kv) + 2.0 * T * q + 2.0 * C * matrices);
+    return 3.0 * (4.0 * C * (q + kv) + 4.0 * mean_keys(c, seq_len) * q + 2.0 * C * matrices);
 }
 
 double flops_per_token(const ModelConfig& c, std::int64_t seq_len) {

@@ -56,6 +56,10 @@ struct ModelConfig {
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;   // in all linear layers but the classifier and the experts
     QkNorm qk_norm = QkNorm::none;
+    std::int64_t window = 0;   // keys that a query sees in a layer that slides, its own the last; 0: none slides
+    // S: the layer slides, L: its queries see all keys; repeats over the layers. Empty: all slide, if there is a
+    // window.
+    std::string layer_pattern = {};
     std::int64_t experts = 0;   // E, experts of every layer in place of the MLP; 0: none
     std::int64_t shared_experts = 0;
     RouterScore router = RouterScore::softmax;
@@ -76,6 +80,12 @@ struct ModelConfig {
     std::int64_t head_size() const {   // HS
         return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
     }
+    // True if a layer has the window, which cuts something off only from sequences of more tokens.
+    bool slides(std::int64_t layer) const {
+        if (window == 0 || layer_pattern.empty()) return window > 0;
+        return layer_pattern[static_cast<std::size_t>(layer) % layer_pattern.size()] == 'S';
+    }
+    bool window_cuts(std::int64_t T) const { return window > 0 && window < T; }
     bool gated() const { return traits_of(mlp).gated; }
     bool norm_after() const { return norm_position == NormPosition::after; }
     std::int64_t mlp_width() const;   // F: 4C, of SwiGLU two thirds of it, rounded up to a multiple of 256 (Llama)
@@ -107,6 +117,7 @@ struct ModelField {
     double (*get)(const ModelConfig&);
     void (*set)(ModelConfig&, double);
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
+    bool is_pattern = false;                // its text is a pattern of layers, whose number pattern_number says
     bool whole = true;                      // the number must be whole
     bool basic = false;                     // a size that every model states; its option is not made from this table
     bool may_change = false;                // training goes on from a rotary model with another value
@@ -116,8 +127,8 @@ struct ModelField {
     bool gpt2 = true;   // a GPT-2's config.json
     int llmc = -1;      // the int32 of an llm.c model file's header
 
-    bool is_number() const { return values.empty(); }
-    bool is_flag() const { return !is_number() && values[0][0] == '0'; }
+    bool is_number() const { return values.empty() && !is_pattern; }
+    bool is_flag() const { return !values.empty() && values[0][0] == '0'; }
     std::string value_of(const ModelConfig& config) const;
     bool read(ModelConfig& config, const std::string& value) const;   // returns false if there is no such value
     bool same(const ModelConfig& a, const ModelConfig& b) const { return get(a) == get(b); }
@@ -125,6 +136,13 @@ struct ModelField {
     bool is_default(const ModelConfig& config) const;
 };
 const std::vector<ModelField>& model_fields();
+
+// Return the number that stands for a pattern of layers among values of fields: a bit for each letter, 1 for S, below a
+// bit that is set; 0: no pattern. And the pattern of a number.
+constexpr std::size_t longest_pattern = 48;   // letters: a double holds the number exactly
+double pattern_number(const std::string& pattern);
+std::string pattern_of(double number);
+
 // Values of fields given by name; they override a descriptor's.
 using ModelChoices = std::map<std::string, double>;
 void apply(const ModelChoices& choices, ModelConfig& config);
@@ -157,9 +175,14 @@ void check_model_config(const ModelConfig& config);
 // Counts all parameters (N), padding and positions included, as llm.c does.
 std::int64_t parameter_count(const ModelConfig& config);
 
+// Return the mean number of keys that a query of a sequence of `seq_len` sees in a layer: T/2, or W - W^2/2T with a
+// window W < T; and the mean over the layers. As in T/2, half of a query's own key is counted.
+double keys_by_layer(const ModelConfig& config, std::int64_t layer, std::int64_t seq_len);
+double mean_keys(const ModelConfig& config, std::int64_t seq_len);
+
 // Returns the floating point operations of the matmuls of one layer, forward and backward, for one token of a sequence
 // of `seq_len`: 3 [4C HS (NH + kv heads) + 2T NH HS + 6CF], 4CF without a gate; with experts those that a token meets,
-// (K + shared) F in place of F, and the router's 2CE.
+// (K + shared) F in place of F, and the router's 2CE. With windows 2 mean_keys in place of T: the mean over the layers.
 double layer_flops_per_token(const ModelConfig& config, std::int64_t seq_len);
 
 // Returns the floating point operations of forward and backward for one token of a sequence of `seq_len`. GPT-2: 6N for

@@ -36,6 +36,12 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
       tokens_(arena.allocate<std::int32_t>("writing/tokens", kRows)),
       normed_(arena.allocate<floatX>("writing/normed", kRows * static_cast<std::size_t>(config.channels))),
       logits_(arena.allocate<floatX>("writing/logits", static_cast<std::size_t>(config.padded_vocab_size))) {
+    if (config.window_cuts(config.max_seq_len)) {
+        const std::vector<std::int32_t> whole(static_cast<std::size_t>(config.max_seq_len), 0);
+        window_keys_ = arena.allocate<std::int32_t>("writing/window", whole.size());
+        window_keys_.upload(window_starts(whole, {}, config.max_seq_len, config.window), stream);
+        tools_.window_keys = window_keys_.data();
+    }
     for (int l = 0; l < static_cast<int>(config.layers); l++) {
         layers_.emplace_back(tools_, parameters_, l);
         caches_.push_back(arena.allocate<floatX>(text("cache/h.", l),

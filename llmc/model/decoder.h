@@ -56,7 +56,7 @@ private:
     std::vector<Layer> layers_;
     Head head_;
     std::vector<DeviceBuffer<floatX>> caches_;   // one a layer: (positions, qkv_width())
-    DeviceBuffer<std::int32_t> tokens_;
+    DeviceBuffer<std::int32_t> tokens_, window_keys_;
     DeviceBuffer<floatX> normed_, logits_;   // output of the head's norm; logits of the last row
     int position_ = 0;
 };

@@ -70,7 +70,7 @@ TEST_CASE("decoder: tokens read at once, or some at once and some alone, leave t
 }
 
 TEST_CASE("decoder: its logits are those of a double-precision model, for every kind of model") {
-    std::vector<ModelConfig> kinds(9, custom_model_config(3, 2, 32, 16, 97));
+    std::vector<ModelConfig> kinds(13, custom_model_config(3, 2, 32, 16, 97));
     kinds[1].tied = false;
     kinds[2].norm = NormKind::rms;
     kinds[3] = llama_like(kinds[3], 1);
@@ -83,6 +83,9 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[7].shared_experts = 1;
     kinds[8] = with_experts(llama_like(custom_model_config(2, 4, 64, 16, 97), 2), 4, 2, 24);
     kinds[8].router = RouterScore::sigmoid;
+    kinds[9].window = 3, kinds[9].layer_pattern = "SL";
+    kinds[10] = kinds[4], kinds[10].window = 5;
+    kinds[11].window = 1, kinds[12].window = 16;   // of a token alone, of all positions
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);
         if (config.router == RouterScore::sigmoid)

@@ -16,12 +16,14 @@ inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
     if (field.in_rope_scaling && name != "rope-scaling") {
         plain.rope_scaling = name == "rope-factor" ? RopeScaling::linear : RopeScaling::llama3, plain.rope_factor = 8;
     }
+    if (field.is_pattern) plain.window = 4;
     return plain;
 }
 
 // Returns all values that have names, or two numbers that a model like `plain` may have.
 inline std::vector<double> values_to_try(const ModelField& field, const ModelConfig& plain) {
     const std::string name = field.name;
+    if (field.is_pattern) return {pattern_number("SL"), pattern_number("LS")};
     if (!field.is_number()) {
         std::vector<double> values;
         for (std::size_t i = 0; i < field.values.size(); i++) values.push_back(static_cast<double>(i));
@@ -29,6 +31,7 @@ inline std::vector<double> values_to_try(const ModelField& field, const ModelCon
     }
     if (name == "norm-eps") return {1e-5, 1e-6};
     if (name == "kv-heads") return {1, 2};
+    if (name == "window") return {4, 6};
     if (name == "experts") return {3, 4};
     if (name == "experts-per-token") return {1, 3};
     if (name == "shared-experts") return {1, 2};

@@ -81,7 +81,7 @@ Pipeline::Pipeline(Stage& stage, Arena& arena, const PipelineLinks& links)
     const bool learns_positions =
         sizes.model.positions == PositionKind::learned && stage.options().backward && stage.chunk(0).embedding;
     const DocumentRoom documents{starts_.size(), static_cast<std::size_t>(stage.context().ring_size()),
-                                 learns_positions ? static_cast<int>(sizes.model.max_seq_len) : 0};
+                                 learns_positions ? static_cast<int>(sizes.model.max_seq_len) : 0, sizes.model.window};
     for (int i = 0; reads && i < in_flight + read_ahead; i++) {
         buffers_.add(BatchBuffer(arena, sizes.B, sizes.T, sizes.V, sizes.first_token, documents));
     }

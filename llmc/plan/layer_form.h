@@ -19,8 +19,8 @@ public:
 protected:
     static constexpr double kElement = sizeof(floatX);
 
-    // Pairs of queries and keys left by a causal mask, times the head size; one layer and micro-batch.
-    double pairs() const { return 0.5 * sizes_.B * sizes_.NH * sizes_.T * static_cast<double>(o_.seq_len) * sizes_.HS; }
+    // Pairs of queries and keys left by a causal mask and windows, times the head size; one layer and micro-batch.
+    double pairs() const { return mean_keys(config_, o_.seq_len) * sizes_.B * sizes_.NH * sizes_.T * sizes_.HS; }
 
     double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
     // Seconds of a product with a matrix, forward or for the gradient of its input.

@@ -128,6 +128,21 @@ TEST_CASE("plan: a token's FLOPs are those of its K experts, whatever number the
     CHECK(replayed_more.seconds - replayed.seconds > 0.5 * two_more / machine.best_matmul());
 }
 
+TEST_CASE("plan: a window saves the FLOPs of keys that it hides, in replays and closed forms") {
+    const Machine machine = known_machine("H100");
+    const Options all = mixture(1, 8, 2);
+    Options slides = all;
+    slides.architecture["window"] = all.seq_len / 8, slides.architecture["layer-pattern"] = pattern_number("SL");
+    const auto [replayed, formula] = both_times(all, machine);
+    const auto [replayed_less, formula_less] = both_times(slides, machine);
+    const double saved =
+        static_cast<double>(all.total_batch) * (flops_per_token(planned_run(all).config, all.seq_len) -
+                                                flops_per_token(planned_run(slides).config, all.seq_len));
+    CHECK(saved > 0);
+    CHECK(replayed.flops - replayed_less.flops == doctest::Approx(saved * 7 / 6).epsilon(0.02));   // 7 products of 6
+    CHECK(formula.flops - formula_less.flops == doctest::Approx(saved * 7 / 6).epsilon(0.02));
+}
+
 TEST_CASE("plan: closed forms of experts are close to replays, and what --ep sends is R K C (ep - 1) / ep a time") {
     const Machine machine = known_machine("H100");
     compare("16 experts", mixture(4, 16, 2), 4, machine, is_quick);   // worst where pipelines meet ZeRO-3

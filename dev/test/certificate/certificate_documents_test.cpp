@@ -19,6 +19,7 @@ Result alone(const Layout& layout, int steps) {
     Layout one;
     one.seq_len = layout.seq_len, one.heads = layout.heads, one.kv_heads = layout.kv_heads, one.kind = layout.kind;
     one.layers = layout.layers, one.targets = layout.targets, one.step_sequences = layout.step_sequences;
+    one.window = layout.window;
     return Rank(one).train(steps);
 }
 
@@ -63,6 +64,40 @@ TEST_CASE("certificate: documents, by rings, Ulysses, both, tensor and pipeline 
         const Result expected = alone(with_documents(1, 1, kind), 3);
         for (const Layout& layout : layouts) certify(layout, expected);
     }
+}
+
+TEST_CASE("certificate: sliding windows, with documents and without, by rings, Ulysses, tensors and pipelines") {
+    for (const Targets targets : {Targets::all, Targets::documents}) {
+        std::vector<Layout> layouts{with_documents(2, 1), with_documents(2, 2), with_documents(4, 2),
+                                    with_documents(1, 1)};
+        layouts[0].recompute = Recompute::block, layouts[0].tp = 2;
+        layouts[3].pipe = {3, PipelineKind::one_f_one_b}, layouts[3].micro_batches = 4;
+        for (Layout& layout : layouts) layout.window = 7, layout.targets = targets;
+        const Result expected = alone(layouts[0], 2);
+        for (const Layout& layout : layouts) certify(layout, expected);
+    }
+    Layout longer = with_documents(2);
+    longer.targets = Targets::all, longer.window = 6;
+    const Result expected = alone(longer, 2);
+    longer.window = 7;
+    std::string story;
+    const bool ran = on_layout(longer, [&](Rank& rank, TestRank& me) {
+        const Result found = rank.train(2);
+        if (me.rank() == 0) story = difference(found, expected, ParamTable(model(longer)));
+    });
+    if (ran) CHECK(from_first_process(story) != "");
+}
+
+TEST_CASE("windows: one of all tokens or more is the same to the bit as none, one less is another model") {
+    Layout layout = with_documents();
+    layout.targets = Targets::all;
+    const Result none = alone(layout, 2);
+    for (const int window : {layout.seq_len, layout.seq_len + 1}) {
+        layout.window = window;
+        CHECK(alone(layout, 2) == none);
+    }
+    layout.window = layout.seq_len - 1;
+    CHECK(alone(layout, 2).losses != none.losses);
 }
 
 // One sequence at a time, so that nobody sees the keys of some steps: also of the first one, which begins gradients.
@@ -145,6 +180,7 @@ TEST_CASE("documents: packed, they give the losses and gradients of the same doc
             pieces_of({1, 1, seq_len - 2, seq_len, seq_len + 1, 5, 1, 9, 3 * seq_len, 2, 7, seq_len}, seq_len, tokens,
                       targets, starts);
         Layout packed = with_documents(1, 1, kind);
+        packed.window = kind == ModelKind::llama ? 5 : 0;
         packed.seq_len = seq_len, packed.step_sequences = static_cast<int>(tokens.size()) / seq_len;
         const float share = 1.0f / static_cast<float>(tokens.size());
         const OneStep together = step_of(

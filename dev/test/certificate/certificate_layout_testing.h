@@ -59,6 +59,7 @@ struct Layout {
     int cp = 1, ulysses = 1;
     int seq_len = 16;
     Targets targets = Targets::all;
+    int window = 0;           // of the layers S of SL; 0: none
     int step_sequences = 0;   // 0: chosen so that 8 ranks x 4 micro-batches can share them
     // for tests of what is wrong: what is done to a rank's targets, (sequences, own tokens)
     std::unique_ptr<ExpertRanks> (*expert_ranks)(World&, const StageOptions&, const ModelConfig&,
@@ -107,6 +108,7 @@ struct Layout {
                     : like_llama()
                         ? text(kind == ModelKind::llama ? ", Llama of " : ", OLMo2 of ", heads, "/", kv_heads, " heads")
                         : "",
+                    window > 0 ? text(", window ", window) : "",
                     experts > 0 ? text(", ", experts_per_token, " of ", experts, " experts") : "",
                     router == RouterScore::sigmoid ? ", sigmoid router" : "", ep > 1 ? text(", ep ", ep) : "",
                     two_chunks ? ", two chunks" : "",
@@ -137,6 +139,8 @@ inline ModelConfig model(const Layout& layout) {
         config.own_kv_heads = layout.kv_heads, config.own_head_size = 16;
     }
     if (layout.kind == ModelKind::olmo2) config.norm_position = NormPosition::after, config.qk_norm = QkNorm::row;
+    config.window = layout.window;
+    if (layout.window > 0) config.layer_pattern = "SL";
     if (layout.experts > 0) {
         config.experts = layout.experts, config.own_experts_per_token = layout.experts_per_token;
         config.own_expert_width = 24, config.shared_experts = 1;

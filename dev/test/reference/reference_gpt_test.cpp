@@ -102,6 +102,8 @@ TEST_CASE(
     check_gradients(config);
     config.norm = NormKind::rms;
     check_gradients(config);
+    config.window = 2, config.layer_pattern = "LS";
+    check_gradients(config);
 }
 
 TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with central differences") {

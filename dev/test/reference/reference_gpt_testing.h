@@ -94,10 +94,15 @@ private:
     Index V() const { return static_cast<Index>(table.config().vocab_size); }
     int layers() const { return static_cast<int>(table.config().layers); }
     bool norm_after() const { return table.config().norm_position == NormPosition::after; }
-    reference::AttentionSizes attention_sizes(int B, int T) const {
+    // Layer -1: without windows.
+    reference::AttentionSizes attention_sizes(int B, int T, int layer = -1) const {
         const ModelConfig& c = table.config();
-        return {static_cast<Index>(B), static_cast<Index>(T), static_cast<Index>(c.heads),
-                static_cast<Index>(c.kv_heads()), static_cast<Index>(c.head_size())};
+        return {static_cast<Index>(B),
+                static_cast<Index>(T),
+                static_cast<Index>(c.heads),
+                static_cast<Index>(c.kv_heads()),
+                static_cast<Index>(c.head_size()),
+                static_cast<Index>(layer >= 0 && c.slides(layer) ? c.window : 0)};
     }
     void turn(Doubles& qkv, int B, int T, bool backward) const {
         const ModelConfig& c = table.config();
@@ -156,7 +161,7 @@ private:
         b.raw_qkv = b.qkv = linear(b.ln1, "attn.c_attn", l, R);
         norm_heads(b.qkv, l, R);
         turn(b.qkv, B, T, false);
-        b.atty = attention(b.qkv, attention_sizes(B, T));
+        b.atty = attention(b.qkv, attention_sizes(B, T, l));
         b.attproj = linear(b.atty, "attn.c_proj", l, R);
         b.residual2 = after ? norm(b.attproj, "ln_1", l, R) : b.attproj;
         add_to(b.residual2, b.input);
@@ -449,7 +454,7 @@ private:
         add_to(dstream, before("ln_2", dread, b.residual2));
 
         const Doubles datty = through("attn.c_proj", after("ln_1", dstream, b.attproj), b.atty);
-        Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T));
+        Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T, l));
         turn(dqkv, B, T, true);
         norm_heads_backward(dqkv, gradients, b.raw_qkv, l, R);
         add_to(dstream, before("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));

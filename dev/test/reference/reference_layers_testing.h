@@ -126,6 +126,7 @@ inline Doubles swiglu_backward(const Doubles& dout, const Doubles& in, Index R, 
 
 struct AttentionSizes {
     Index B, T, NH, KV, HS;   // head h of q reads head h / (NH / KV) of k and v
+    Index window = 0;         // keys that a query sees at most; 0: all before it
     Index C() const { return NH * HS; }
     Index width() const { return (NH + 2 * KV) * HS; }
     // Element of part 0, 1, 2 of query head h (q, and the k and v that it reads) in qkv, (B, T, NH + KV + KV, HS); and
@@ -137,7 +138,7 @@ struct AttentionSizes {
     Index separate(Index b, Index t, Index h, Index c) const { return ((b * T + t) * NH + h) * HS + c; }
 };
 
-// Softmax of the scores of query t with keys 0 ... t of one head.
+// Softmax of the scores of query t with keys 0 ... t of one head; 0 for keys before the window.
 inline Doubles attention_row(const Doubles& qkv, const AttentionSizes& s, Index b, Index h, Index t) {
     Doubles p(t + 1);
     double most = -INFINITY, sum = 0;
@@ -145,6 +146,7 @@ inline Doubles attention_row(const Doubles& qkv, const AttentionSizes& s, Index 
         double score = 0;
         for (Index c = 0; c < s.HS; c++) score += qkv[s.packed(b, t, 0, h, c)] * qkv[s.packed(b, u, 1, h, c)];
         p[u] = score / std::sqrt(static_cast<double>(s.HS));
+        if (s.window > 0 && u + s.window <= t) p[u] = -INFINITY;
         most = std::fmax(most, p[u]);
     }
     for (double& x : p) sum += x = std::exp(x - most);

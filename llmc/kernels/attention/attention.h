@@ -60,14 +60,16 @@ HeadsView<T> packed_heads(T* qkv, int part, int tokens, int heads, int head_size
 
 inline constexpr int kLargestHead = 256;   // largest HS
 
-// Documents that share a sequence and do not see each other: query i of batch b sees no key before first[b * batch +
-// i]. first[] never decreases along a sequence. It may lie past the last key: then the query sees none.
+// Documents that share a sequence and do not see each other, and sliding windows: query i of batch b sees no key before
+// first[b * batch + i]. first[] never decreases along a sequence. It may lie past the last key: then the query sees
+// none.
 struct FirstKeys {
     const int* first = nullptr;   // on the device; null: documents mask no key
     std::int64_t batch = 0;       // elements from one sequence to the next
     // For a ring, on the host: element s is nonzero if no query sees any key at step s. Each step has its own first
     // keys.
     const char* hidden_steps = nullptr;
+    int window = 0;   // a query sees at most so many keys, for counts of work alone; 0: as many as there are
 };
 
 // Sizes and mask. Query i is at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i sees
@@ -82,7 +84,7 @@ struct AttentionShape {
     // models", 2023. Head h of q reads head h / group of k and v, whose gradients are sums over the group.
     int group = 1;
     FirstKeys documents = {};
-    bool masks_documents = false;   // calls will have `documents`: tells attention_refusal beforehand
+    bool masks_documents = false;   // calls will have `documents`, or windows: tells attention_refusal beforehand
 
     int kv_heads() const { return NH / group; }
 };

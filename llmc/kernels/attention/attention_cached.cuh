@@ -31,9 +31,11 @@ struct CachedAttention {
     int first, rows;   // the new rows are positions first .. first + rows - 1
     int NH, HS;        // HS a multiple of 8, at most kLargestHead
     int group = 1;     // heads of q that share one of k and v
+    // (rows): the first key that each new row sees, for a sliding window; null: all of them from the first on.
+    const int* first_keys = nullptr;
 
     // Returns the mask of the new rows over all positions so far.
-    __host__ __device__ AttentionMask mask() const { return {rows, first + rows, first}; }
+    __host__ __device__ AttentionMask mask() const { return {rows, first + rows, first, first_keys}; }
 };
 
 // Runs asynchronously on `stream`. Throws Error(usage) for an HS that does not fit.

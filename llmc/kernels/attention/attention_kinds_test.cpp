@@ -17,7 +17,7 @@ TEST_CASE("attention kinds: what exceeds a limit is named, and what does not is 
     CHECK(beyond(none, plain, true, true) == "it is for bf16 (PRECISION=bf16)");
     CHECK(beyond(none, plain, false, true) == "it has no fp32 results, which rings add up");
     CHECK(beyond(none, wide, false, false) == "it has no heads of 136 channels, only of up to 128");
-    CHECK(beyond(none, documents, false, false) == "it has no mask of documents");
+    CHECK(beyond(none, documents, false, false) == "it has no mask of documents or windows");
     CHECK(beyond(none, later, false, false) ==
           "it has no causal mask between blocks that begin at different positions");
     for (const AttentionShape& shape : {plain, documents, later, full, wide}) {
@@ -33,5 +33,5 @@ TEST_CASE("attention kinds: the kernels for sm_90a are refused what they lack be
     CHECK(attention_refusal<bf16, bf16>(sm90, shape) == "it has no heads of 136 channels, only of up to 128");
     CHECK(attention_refusal<float, float>(sm90, shape) == "it is for bf16 (PRECISION=bf16)");
     shape.HS = 128, shape.masks_documents = true;
-    CHECK(attention_refusal<bf16, float>(sm90, shape) == "it has no mask of documents");
+    CHECK(attention_refusal<bf16, float>(sm90, shape) == "it has no mask of documents or windows");
 }

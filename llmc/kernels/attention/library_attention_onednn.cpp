@@ -46,11 +46,12 @@ void add_mask(host::Operation& operation, const AttentionShape& s) {
 }
 
 // Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
-// documents are not counted.
+// documents are not counted, windows are.
 double matmul_flops(const AttentionShape& s) {
     const AttentionMask mask = attention_mask<false>(s, 0);
     double pairs = 0;
-    for (int q = 0; q < s.Tq; q++) pairs += std::max(0, mask.end(q) - mask.begin(q));
+    const int most = s.documents.window > 0 ? s.documents.window : s.Tk;
+    for (int q = 0; q < s.Tq; q++) pairs += std::clamp(mask.end(q) - mask.begin(q), 0, most);
     return 2.0 * s.B * s.NH * s.HS * pairs;
 }
 

@@ -31,12 +31,28 @@ void CoreAttention::set_sizes(const RankSizes& sizes) {
     sizes_ = sizes;
     if (ring_) ring_->reserve(sizes.attention(), reuses_ ? reusable_bytes(sizes) : std::vector<std::size_t>{});
     if (ulysses_) ulysses_->reserve(heads_of_qkv());
+    upload_window();
     if (cut_.cp == 1) return;
     const std::vector<int> positions = token_positions(token_ranges(cut_, std::int64_t{sizes.T} * cut_.cp));
     if (positions.size() > positions_.size()) {
         positions_ = arena_.allocate<int>("context/positions", positions.size());
     }
     positions_.upload(positions, stream_);
+}
+
+void CoreAttention::upload_window() {
+    window_keys_ = {};
+    if (!sizes_.slides()) return;
+    const std::int64_t T = sizes_.whole_T, n = T / cut_.ring_size();
+    const std::vector<std::int32_t> whole(static_cast<std::size_t>(sizes_.B * n), 0);   // one document per sequence
+    std::vector<std::int32_t> first(whole.size() * static_cast<std::size_t>(cut_.ring_size()));
+    first_keys(first, window_starts(whole, cut_, T, sizes_.model.window), cut_, T);
+    hidden_steps_ = hidden_steps(first, cut_, sizes_.B);
+    if (first.size() > window_first_.size()) {
+        window_first_ = arena_.allocate<int>("attention/window", first.size());
+    }
+    window_first_.upload(first, stream_);
+    window_keys_ = {window_first_.data(), n, hidden_steps_.data(), static_cast<int>(sizes_.model.window)};
 }
 
 Positions CoreAttention::positions(const Batch& batch) const {
@@ -47,10 +63,11 @@ Positions CoreAttention::positions(const Batch& batch) const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Arguments of the kernels
 
-// Returns the shape with the documents of a micro-batch.
-AttentionShape CoreAttention::shape(const Batch& batch) const {
+// Returns the shape with the documents of a micro-batch, and with the window of a layer that slides.
+AttentionShape CoreAttention::shape(const Batch& batch, bool slides) const {
     AttentionShape shape = sizes_.attention();
-    shape.documents = batch.documents.first_keys;
+    const bool documents = batch.documents.first_keys.first != nullptr;
+    shape.documents = !slides ? batch.documents.first_keys : documents ? batch.documents.sliding_keys : window_keys_;
     return shape;
 }
 
@@ -90,8 +107,8 @@ Ulysses::Sizes CoreAttention::heads_of_output() const {
 // ---------------------------------------------------------------------------------------------------------------------
 // Training
 
-void CoreAttention::forward(const AttentionActivations& a, const Batch& batch) {
-    const AttentionForward<floatX> arguments = forward_arguments(a, shape(batch));
+void CoreAttention::forward(const AttentionActivations& a, const Batch& batch, bool slides) {
+    const AttentionForward<floatX> arguments = forward_arguments(a, shape(batch, slides));
     if (ulysses_) ulysses_->to_heads(a.qkv, a.qkv, heads_of_qkv());
     if (ring_) {
         ring_->forward(choice_, arguments);
@@ -102,8 +119,8 @@ void CoreAttention::forward(const AttentionActivations& a, const Batch& batch) {
 }
 
 void CoreAttention::backward(const AttentionActivations& a, const Batch& batch, const ReusableMemory& reusable,
-                             WeightGradientQueue& queue) {
-    const AttentionBackward<floatX> arguments = backward_arguments(a, shape(batch));
+                             WeightGradientQueue& queue, bool slides) {
+    const AttentionBackward<floatX> arguments = backward_arguments(a, shape(batch, slides));
     floatX *const datty = workspace_.datty, *const dqkv = workspace_.layer.attention.dqkv;
     if (ulysses_) ulysses_->to_heads(datty, datty, heads_of_output());
     if (ring_) {

@@ -39,13 +39,13 @@ public:
     // Returns the positions of this rank's tokens: in their documents if these are masked, else in the sequence.
     Positions positions(const Batch& batch = {}) const;
 
-    // Computes a.atty and a.lse from a.qkv: attention of this rank's queries over all keys that they may see. Ulysses
-    // leaves other heads in a.qkv than it found.
-    void forward(const AttentionActivations& a, const Batch& batch);
+    // Computes a.atty and a.lse from a.qkv: attention of this rank's queries over all keys that they may see, in a
+    // layer that `slides` those of the window (ModelConfig::window). Ulysses leaves other heads in a.qkv than it found.
+    void forward(const AttentionActivations& a, const Batch& batch, bool slides = false);
     // Computes the gradient of a.qkv, AttentionScratch::dqkv, from that of a.atty, Workspace::datty, which Ulysses
     // changes. `reusable`: memory to work in, or none. Tells the queue once the last transfer of gradients has started.
     void backward(const AttentionActivations& a, const Batch& batch, const ReusableMemory& reusable,
-                  WeightGradientQueue& queue);
+                  WeightGradientQueue& queue, bool slides = false);
 
     // ---- the choice of kernels
     AttentionKind kind() const { return choice_.chosen(); }   // never auto_
@@ -67,7 +67,8 @@ public:
     std::optional<RingTimes> time_ring();
 
 private:
-    AttentionShape shape(const Batch& batch) const;
+    AttentionShape shape(const Batch& batch, bool slides) const;
+    void upload_window();
     // Returns attention's output for the heads and tokens of RankSizes::attention().
     floatX* attended(const AttentionActivations& a) const { return ulysses_ ? a.attended : a.atty; }
     AttentionForward<floatX> forward_arguments(const AttentionActivations& a, const AttentionShape& shape) const;
@@ -87,5 +88,9 @@ private:
     AttentionChoice<floatX> choice_;
     std::optional<Ring> ring_;
     std::optional<Ulysses> ulysses_;
+    // First keys of layers that slide, for whole sequences: (ring steps, B, T x ulysses); none without a window.
+    DeviceBuffer<int> window_first_;
+    std::vector<char> hidden_steps_;
+    FirstKeys window_keys_;
     DeviceBuffer<int> positions_;   // positions of this rank's tokens; none if it has whole sequences
 };

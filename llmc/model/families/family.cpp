@@ -73,8 +73,7 @@ const std::vector<ModelFamily>& families() {
     };
     ModelConfig olmoe = llama;
     olmoe.qk_norm = QkNorm::row;
-    const std::vector<ModelFamily::Setting> of_mixtral = {
-        {"hidden_act", "silu"}, {"sliding_window", nullptr}, {"router_jitter_noise", 0.0}};
+    const std::vector<ModelFamily::Setting> of_mixtral = {{"hidden_act", "silu"}, {"router_jitter_noise", 0.0}};
     std::vector<ModelFamily::Setting> of_qwen3_moe = of_qwen3, of_olmoe = of_olmo2;
     of_qwen3_moe.push_back({"decoder_sparse_step", 1});
     of_qwen3_moe.push_back({"mlp_only_layers", Json::array()});
@@ -89,17 +88,20 @@ const std::vector<ModelFamily>& families() {
         all_keys.push_back({"router-norm", "norm_topk_prob"});
         return all_keys;
     };
-    const std::vector<ModelFamily::Key> mixtral_keys = keys("num_local_experts", "intermediate_size"),
+    const ModelFamily::Key window{"window", "sliding_window", true};
+    auto with_window = [&](std::vector<ModelFamily::Key> all_keys) {
+        all_keys.push_back(window);
+        return all_keys;
+    };
+    ModelConfig mistral = llama;
+    mistral.window = 4096;
+    const std::vector<ModelFamily::Key> mixtral_keys = with_window(keys("num_local_experts", "intermediate_size")),
                                         qwen3_moe_keys = with_norm(keys("num_experts", "moe_intermediate_size")),
                                         olmoe_keys = with_norm(keys("num_experts", "intermediate_size"));
     static const std::vector<ModelFamily> all = with_fields_left_out({
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
-        {"mistral",
-         "MistralForCausalLM",
-         true,
-         llama,
-         {{"hidden_act", "silu"}, {"sliding_window", nullptr, true, 4096}}},
+        {"mistral", "MistralForCausalLM", true, mistral, {{"hidden_act", "silu"}}, {window}},
         {"qwen3", "Qwen3ForCausalLM", true, qwen3, of_qwen3},
         {"olmo2", "Olmo2ForCausalLM", true, olmo2, of_olmo2},
         {"mixtral", "MixtralForCausalLM", true, of_experts(llama, true), of_mixtral, mixtral_keys},
@@ -111,11 +113,12 @@ const std::vector<ModelFamily>& families() {
 }
 
 // Returns the value that null gives to a field, or none where null says nothing: to a flag the family's default; 0 to a
-// size that follows from the model's others.
+// size that follows from the model's others, and to a window.
 std::optional<double> value_of_null(const ModelFamily& family, const ModelField& field) {
     if (!field.is_number()) return field.get(family.implied);
     const std::string_view name = field.name;
-    const bool follows = name == "kv-heads" || (name == "head-size" && family.implied.own_head_size == 0) ||
+    const bool follows = name == "kv-heads" || name == "window" ||
+                         (name == "head-size" && family.implied.own_head_size == 0) ||
                          (name == "mlp-width" && family.implied.own_mlp_width == 0);
     return follows ? std::optional(0.0) : std::nullopt;
 }
@@ -142,12 +145,11 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
                 field.whole ? static_cast<double>(value->as_whole(std::uint64_t{1} << 28)) : value->as_number();
             if (number > 0 && number <= largest) return number;
         }
-        for (std::size_t i = 0; i < field.values.size(); i++) {
-            if (value->as_text() == field.values[i]) return static_cast<double>(i);
-        }
+        if (ModelConfig read; field.read(read, value->as_text())) return field.get(read);
     } catch (const JsonError&) {
     }
     const char* const expected = field.is_flag()      ? "true or false"
+                                 : field.is_pattern   ? "letters S and L"
                                  : !field.is_number() ? "a known name"
                                  : field.whole        ? "a size"
                                                       : "a number above 0";
@@ -257,6 +259,7 @@ std::string beyond_hugging_face(const ModelConfig& config) {
                        : config.qk_norm == QkNorm::head           ? (experts ? "qwen3_moe" : "qwen3")
                        : experts && config.qk_norm == QkNorm::row ? "olmoe"
                        : experts                                  ? "mixtral"
+                       : config.window > 0                        ? "mistral"
                                                                   : "llama")
         ->beyond(config);
 }
@@ -281,13 +284,6 @@ const ModelFamily& family_named(const Json& given, const std::string& path) {
 
 namespace {
 
-// Says whether attention sees all positions through a sliding window. A file without positions is refused elsewhere.
-bool sees_all(const Json& window, const Json& json) {
-    const Json* const positions = json.find("max_position_embeddings");
-    if (positions == nullptr || !positions->is_number()) return true;
-    return window.is_number() && window.as_number() >= positions->as_number();
-}
-
 // Returns the value of a setting in the file of a model.
 Json setting_of(const ModelFamily::Setting& setting, const ModelConfig& config) {
     if (std::string_view(setting.key) == "activation_function") return traits_of(config.mlp).activation;
@@ -299,14 +295,10 @@ Json setting_of(const ModelFamily::Setting& setting, const ModelConfig& config) 
 void check_settings(const Json& json, const std::string& path, const ModelFamily& family, const ModelConfig& config) {
     for (const ModelFamily::Setting& setting : family.settings) {
         const char* const key = setting.key;
-        const Json* const said = json.find(key);
-        const Json &value = said != nullptr ? *said : setting.unsaid, expected = setting_of(setting, config);
-        const bool is_window = std::string_view(key) == "sliding_window";
-        if (value.is_null() || value == expected || value == setting.value) continue;
-        if (is_window && sees_all(value, json)) continue;
-        bad(path, text("\"", key, "\" is ", said ? "" : "not there and means ", quoted(value), ", only ",
-                       to_text(expected), is_window ? " or at least \"max_position_embeddings\"" : "",
-                       is_window ? " are supported" : " is supported"));
+        const Json* const value = json.find(key);
+        const Json expected = setting_of(setting, config);
+        if (value == nullptr || value->is_null() || *value == expected || *value == setting.value) continue;
+        bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", to_text(expected), " is supported"));
     }
 }
 
@@ -338,7 +330,7 @@ ModelConfig read_hugging_face_config(const Json& given, const std::string& path)
         if (key == nullptr) continue;
         const std::optional<double> value = value_in(json, path, *family, field);
         const ModelFamily::Key* const own = family->own_key(field);
-        if (!value && (field.basic || (own != nullptr && field.is_number()))) {
+        if (!value && (field.basic || (own != nullptr && field.is_number() && !own->may_be_left_out))) {
             const bool says_type = given.contains("model_type");
             bad(path, text("there is no \"", key, "\" in it", says_type ? "" : ", nor a \"model_type\""),
                 text("This must be the config.json of a model of the type \"", family->model_type, "\"."));
@@ -365,7 +357,10 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         const char* const key = family.key(field);
         if (key == nullptr) return;
         const double value = field.get(config);
-        json.add(key, field.is_flag()      ? Json(value != 0)
+        const ModelFamily::Key* const own = family.own_key(field);
+        const bool is_none = value == 0 && own != nullptr && own->may_be_left_out;   // left out it may mean another
+        json.add(key, is_none              ? Json(nullptr)
+                      : field.is_flag()    ? Json(value != 0)
                       : !field.is_number() ? Json(field.value_of(config))
                       : field.whole        ? Json(static_cast<std::int64_t>(value))
                                            : Json(value));
@@ -386,7 +381,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) json.add(dropout, 0.0);
     }
     for (const ModelField& field : model_fields()) {
-        const bool goes_without_saying = !family.llama && field.is_number() && field.is_default(config);
+        const bool goes_without_saying = !family.llama && field.values.empty() && field.is_default(config);
         if (!field.basic && field.whole && !goes_without_saying && !is_apart(field)) add(field);
     }
     if (family.llama) json.add("pad_token_id", nullptr);   // else token 1 of an OLMo2

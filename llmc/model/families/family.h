@@ -18,15 +18,16 @@ struct ModelFamily {
     struct Setting {
         const char* key;
         Json value;
-        bool written = true;     // false: it is what files without it mean
-        Json unsaid = nullptr;   // meaning of files without it; null: the value
+        bool written = true;   // false: it is what files without it mean
     };
     // Fields of config.json that are alike in all its models. `activation_function` is that of the model's MLP.
     std::vector<Setting> settings;
     // Fields with another key than in most of Llama's kind; a null key: config.json does not have the field. A width of
-    // an MLP that no layer has is not said.
+    // an MLP that no layer has is not said. Numbers must be said, unless `implied` has a meaning for files without
+    // them.
     struct Key {
         const char *field, *key;
+        bool may_be_left_out = false;
     };
     std::vector<Key> keys = {};
 

@@ -208,38 +208,32 @@ TEST_CASE("families: a config.json without a model_type is a GPT-2's if its fiel
     CHECK(has(message(sizes + ", \"model_type\": 7"), "\"model_type\" is 7, only"));
 }
 
-TEST_CASE("families: a sliding window is read where it holds all positions") {
-    const std::string trained_length = ", \"max_position_embeddings\": ";
-    auto read_mistral = [&](const std::string& fields) {
-        return read_hugging_face_config(parse_json("{\"model_type\": \"mistral\", \"num_hidden_layers\": 2, "
-                                                   "\"num_attention_heads\": 32, \"hidden_size\": 1024, "
-                                                   "\"vocab_size\": 300" +
-                                                   fields + "}"),
-                                        "config.json");
+TEST_CASE("families: a sliding window is what sliding_window says, without it the class's") {
+    auto window_of = [](const std::string& type, const std::string& fields) {
+        const char* const sizes =
+            "\"num_hidden_layers\": 2, \"num_attention_heads\": 32, \"hidden_size\": 1024, \"vocab_size\": 300, "
+            "\"max_position_embeddings\": 8192, \"num_experts_per_tok\": 2, \"num_local_experts\": 8, "
+            "\"intermediate_size\": 96";
+        return read_hugging_face_config(parse_json(text("{\"model_type\": \"", type, "\", ", sizes, fields, "}")),
+                                        "config.json")
+            .window;
     };
-    auto message = [&](const std::string& fields) {
-        try {
-            read_mistral(fields);
-        } catch (const Error& error) {
-            return error.message();
-        }
-        return std::string("read");
-    };
-    CHECK(read_mistral(trained_length + "4096") == read_mistral(trained_length + "4096, \"sliding_window\": null"));
-    CHECK(message(trained_length + "64") == "read");   // left out it is 4096
-    CHECK(message(trained_length + "64, \"sliding_window\": 64") == "read");
-    CHECK(message(trained_length + "8192, \"sliding_window\": 8192") == "read");
-    CHECK(message(trained_length + "8192, \"sliding_window\": null") == "read");
-    CHECK(has(message(trained_length + "4097"),
-              "\"sliding_window\" is not there and means 4096, only null or at least "
-              "\"max_position_embeddings\" are supported"));
-    CHECK(has(message(trained_length + "64, \"sliding_window\": 63"), "\"sliding_window\" is 63, only null or"));
-    CHECK(
-        has(message(trained_length + "64, \"sliding_window\": \"64\""), "\"sliding_window\" is \"64\", only null or"));
-    CHECK(has(message(", \"sliding_window\": 64"), "there is no \"max_position_embeddings\" in it"));
-    CHECK(has(message(""), "there is no \"max_position_embeddings\" in it"));
-    CHECK(read("mixtral", ", \"sliding_window\": 8192") == read("mixtral"));
-    CHECK(has(refused("mixtral", ", \"sliding_window\": 8191"), "\"sliding_window\" is 8191"));
+    CHECK(window_of("mistral", "") == 4096);
+    CHECK(window_of("mixtral", "") == 0);
+    for (const char* type : {"mistral", "mixtral"}) {
+        CHECK(window_of(type, ", \"sliding_window\": null") == 0);
+        CHECK(window_of(type, ", \"sliding_window\": 63") == 63);
+        CHECK(window_of(type, ", \"sliding_window\": 8192") == 8192);
+    }
+    CHECK(window_of("llama", ", \"sliding_window\": 63") == 0);   // its class ignores it
+    const ModelConfig mistral = read("mistral");
+    CHECK(mistral.layer_pattern.empty());
+    CHECK(mistral.slides(1) == false);
+    for (const char* wrong : {"\"64\"", "0", "-1", "1.5"}) {
+        CHECK(has(refused("mixtral", text(", \"sliding_window\": ", wrong)),
+                  text("\"sliding_window\" is ", wrong, ", expected a size")));
+    }
+    CHECK(has(refused("qwen3", ", \"use_sliding_window\": true"), "\"use_sliding_window\" is true, only false"));
 }
 
 TEST_CASE("families: a model that the program does not have is refused by the names of fields, not of options") {

@@ -5,6 +5,7 @@
 
 Attention::Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
+      slides_(tools.sizes.model.slides(layer)),
       c_attn_(tools, parameters, "attn.c_attn", layer),
       qk_norms_(tools, parameters, layer),
       c_proj_(tools, parameters, "attn.c_proj", layer) {}
@@ -39,7 +40,7 @@ void Attention::forward(floatX* out, const floatX* in, const Join& join, const F
         c_attn_.forward(qkv, at_row(all, rows, c_attn_.in_channels()), rows.count);
         qk_norms_.forward(qkv, rows, tools_.sizes.T, tools_.attention.positions(pass.batch), a);
     }
-    tools_.attention.forward(a, pass.batch);
+    tools_.attention.forward(a, pass.batch, slides_);
     c_proj_.forward_join(out, a.atty, join);
 }
 
@@ -48,7 +49,7 @@ const floatX* Attention::backward(const SublayerBackward& args, const AttentionA
     floatX* const dqkv = tools_.workspace.layer.attention.dqkv;
     const floatX* const dout = c_proj_.begin_backward(args, a.atty);
     c_proj_.backward_input(tools_.workspace.datty, dout, tools_.sizes.rows());
-    tools_.attention.backward(a, args.pass.batch, reusable, args.queue);
+    tools_.attention.backward(a, args.pass.batch, reusable, args.queue, slides_);
     qk_norms_.backward(dqkv, args, a, norms_aside);
     return c_attn_.end_backward(args, dqkv, a.qkv);
 }
@@ -62,14 +63,17 @@ const floatX* Attention::cached(const CachedStep& step, const AttentionActivatio
     const Rows rows{0, step.rows};
     c_attn_.forward_few(qkv, step.in, step.rows);
     qk_norms_.forward(qkv, rows, step.rows, {.first = step.position}, a);
-    cached_attention(CachedAttention<floatX>{.out = a.atty,
-                                             .qkv = step.cache,
-                                             .first = step.position,
-                                             .rows = step.rows,
-                                             .NH = sizes.NH,
-                                             .HS = sizes.HS,
-                                             .group = sizes.NH / sizes.KV},
-                     tools_.stream);
+    cached_attention(
+        CachedAttention<floatX>{
+            .out = a.atty,
+            .qkv = step.cache,
+            .first = step.position,
+            .rows = step.rows,
+            .NH = sizes.NH,
+            .HS = sizes.HS,
+            .group = sizes.NH / sizes.KV,
+            .first_keys = slides_ && tools_.window_keys != nullptr ? tools_.window_keys + step.position : nullptr},
+        tools_.stream);
     c_proj_.forward_few(tools_.workspace.branch_out, a.atty, step.rows);
     return tools_.workspace.branch_out;
 }

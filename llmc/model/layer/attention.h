@@ -24,6 +24,7 @@ public:
 
 private:
     const StageTools& tools_;
+    bool slides_;     // its queries see the model's window, if sequences are longer
     Linear c_attn_;   // column parallel
     QkNorms qk_norms_;
     Linear c_proj_;   // row parallel

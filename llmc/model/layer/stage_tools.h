@@ -36,4 +36,5 @@ struct StageTools {
     cudaStream_t stream;
     ExpertTotals expert_totals = {};
     const float* router_bias = nullptr;   // (L, E): router_bias.h
+    const int* window_keys = nullptr;     // (positions): generation's first keys in layers that slide; null: none does
 };

@@ -23,6 +23,7 @@ struct RankSizes {
     int ep = 1;               // ranks that share out the experts
     bool documents = false;   // attention is masked between the documents of a sequence
 
+    bool slides() const { return model.window_cuts(whole_T); }   // some layers have a window that is shorter
     int rows() const { return B * T; }
     // Neighbours among these rows need not be neighbours in the sequence.
     int residual_rows() const { return rows() / residual_parts; }
@@ -30,7 +31,7 @@ struct RankSizes {
     // Shape of attention on this rank; with a ring, of the block of its own keys.
     AttentionShape attention() const {
         AttentionShape shape = self_attention_shape(B, T * ulysses, NH / ulysses, HS, true, NH / std::max(KV, ulysses));
-        shape.masks_documents = documents;
+        shape.masks_documents = documents || slides();
         return shape;
     }
     // Returns the most rows that this rank's experts may get.

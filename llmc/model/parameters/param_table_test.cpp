@@ -22,6 +22,62 @@ ErrorKind kind_of_error(const std::string& descriptor) {
 
 }   // namespace
 
+TEST_CASE("config: which layers slide, and how many keys a query sees in each") {
+    ModelConfig config = custom_model_config(6, 2, 32, 64, 97);
+    auto sliding = [&] {
+        std::string layers;
+        for (int l = 0; l < 6; l++) layers += config.slides(l) ? 'S' : 'L';
+        return layers;
+    };
+    CHECK(sliding() == "LLLLLL");
+    CHECK(mean_keys(config, 8) == 4);
+    config.window = 2;
+    CHECK(sliding() == "SSSSSS");
+    CHECK(keys_by_layer(config, 0, 8) == 1.75);   // of 8 queries two half keys, and 1.75 is (2 x 1 + 6 x 2) / 8
+    CHECK(mean_keys(config, 8) == 1.75);
+    config.layer_pattern = "SSSL";
+    CHECK(sliding() == "SSSLSS");
+    CHECK(keys_by_layer(config, 3, 8) == 4);
+    CHECK(mean_keys(config, 8) == (5 * 1.75 + 4) / 6);
+    CHECK(layer_flops_per_token(config, 8) ==
+          doctest::Approx(layer_flops_per_token(custom_model_config(6, 2, 32, 64, 97), 8) -
+                          3 * 4 * 32 * (4 - (5 * 1.75 + 4) / 6)));
+    for (const int window : {1, 8, 9}) {
+        config.window = window;
+        config.layer_pattern = "SL";
+        CHECK(config.window_cuts(8) == (window < 8));
+        CHECK(keys_by_layer(config, 0, 8) == (window == 1 ? 1 - 1 / 16.0 : 4));
+    }
+    for (const char* pattern : {"S", "L", "SSSL", "LLSLSSLLLS"}) CHECK(pattern_of(pattern_number(pattern)) == pattern);
+    CHECK(pattern_of(pattern_number(std::string(longest_pattern, 'S'))) == std::string(longest_pattern, 'S'));
+}
+
+TEST_CASE("config: patterns of layers that make no model are refused") {
+    auto refused = [](std::int64_t window, const std::string& pattern) -> std::string {
+        ModelConfig config = custom_model_config(3, 2, 32, 64, 97);
+        config.window = window, config.layer_pattern = pattern;
+        try {
+            check_model_config(config);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return "";
+    };
+    CHECK(refused(4, "") == "");
+    CHECK(refused(4, "SSL") == "");
+    CHECK(refused(0, "SL") == "not a model: --layer-pattern SL without a --window");
+    CHECK(refused(4, "SSSL") == "not a model: --layer-pattern SSSL of 4 layers for 3");
+    CHECK(refused(4, "LL") == "not a model: --layer-pattern LL, in which no layer slides");
+    ModelConfig config;
+    for (const ModelField& field : model_fields()) {
+        if (!field.is_pattern) continue;
+        for (const char* wrong : {"SX", "sl", "S L", "0"}) CHECK_FALSE(field.read(config, wrong));
+        CHECK_FALSE(field.read(config, std::string(longest_pattern + 1, 'S')));
+        CHECK(field.read(config, "SSL"));
+    }
+    CHECK(config.layer_pattern == "SSL");
+}
+
 TEST_CASE("config: descriptors give the published sizes") {
     CHECK(model_config("d12") == model_config("gpt2:124M"));
     CHECK(model_config("gpt2:d48") == model_config("gpt2:1558M"));

@@ -59,7 +59,8 @@ std::string settle_attention(Stage& model, AttentionKind requested, AttentionKin
 }
 
 std::string warning_about_ring(Stage& model, World& world) {
-    if (model.sizes().documents) return "";   // the work that masks leave per block is not known beforehand
+    if (model.sizes().attention().masks_documents)
+        return "";   // the work that masks leave per block is not known beforehand
     const std::optional<RingTimes> times = model.attention().time_ring();
     if (!times) return "";
     world.synchronised();
