@@ -84,11 +84,15 @@ int ranks_that_gather_entries(const Options& o) {
     return groups > 1 ? groups : o.zero == 0 ? ranks : 0;
 }
 
+}   // namespace
+
 double topk_share(const Options& o) {
     const double entry = sizeof(float) + sizeof(std::int32_t), sent = topk_entries(kTopkChunk, o.grad_compression.topk);
     const int gather = ranks_that_gather_entries(o);
     return sent / kTopkChunk * entry / sizeof(float) * (gather > 0 ? gather / 2.0 : 1.0);
 }
+
+namespace {
 
 // Returns what is to be said of --grad-topk if it sends no fewer bytes than gradients as they are; else nothing.
 std::string too_much_of_topk(const Options& o) {

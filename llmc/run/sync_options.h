@@ -24,6 +24,9 @@ void check_predicted(const Options& options, bool plan, bool layout);
 std::vector<std::pair<std::string, std::string>> sync_in_words(const Options& options, const ModelConfig& model,
                                                                int steps);
 
+// Returns the bytes that gradients take with --grad-compression topk, over those without, but for rounding up.
+double topk_share(const Options& options);
+
 // Returns warnings about options that send no fewer bytes than the default (`options` must have `dp`), and about a
 // model of which nothing is compressed.
 std::vector<std::string> sync_warnings(const Options& options);

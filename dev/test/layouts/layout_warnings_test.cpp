@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/run/layout_options.h"
+#include "llmc/run/sync_options.h"
 
 namespace {
 

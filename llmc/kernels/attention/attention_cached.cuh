@@ -136,6 +136,7 @@ void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
                  dim3(loop_threads(kCachedThreads)), 0, stream);
     const std::size_t token_bytes = row_bytes + 2 * row_bytes / static_cast<std::size_t>(args.group);
     where.reads(args.qkv, token_bytes * static_cast<std::size_t>(args.first + args.rows));
+    where.reads(args.first_keys, sizeof(int) * static_cast<std::size_t>(args.rows));
     where.writes(args.out, row_bytes * static_cast<std::size_t>(args.rows));
     launch(cached_attention_kernel<Real>, where, args, 1.0f / std::sqrt(static_cast<float>(args.HS)));
 }

@@ -41,8 +41,11 @@ void CoreAttention::set_sizes(const RankSizes& sizes) {
 }
 
 void CoreAttention::upload_window() {
+    const bool has_them = window_keys_.first != nullptr && window_B_ == sizes_.B && window_T_ == sizes_.whole_T;
+    if (has_them && sizes_.slides()) return;
     window_keys_ = {};
     if (!sizes_.slides()) return;
+    window_B_ = sizes_.B, window_T_ = sizes_.whole_T;
     const std::int64_t T = sizes_.whole_T, n = T / cut_.ring_size();
     const std::vector<std::int32_t> whole(static_cast<std::size_t>(sizes_.B * n), 0);   // one document per sequence
     std::vector<std::int32_t> first(whole.size() * static_cast<std::size_t>(cut_.ring_size()));

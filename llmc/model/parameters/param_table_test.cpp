@@ -6,6 +6,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
+#include "llmc/model/same_weights.h"
 
 namespace {
 
@@ -65,6 +66,10 @@ TEST_CASE("config: patterns of layers that make no model are refused") {
     };
     CHECK(refused(4, "") == "");
     CHECK(refused(4, "SSL") == "");
+    ModelConfig plain, cuts_nothing, other;   // 1,024 positions
+    cuts_nothing.window = 1024, other.window = 1023;
+    CHECK(have_same_weights(plain, cuts_nothing));
+    CHECK_FALSE(have_same_weights(plain, other));
     CHECK(refused(0, "SL") == "not a model: --layer-pattern SL without a --window");
     CHECK(refused(4, "SSSL") == "not a model: --layer-pattern SSSL of 4 layers for 3");
     CHECK(refused(4, "LL") == "not a model: --layer-pattern LL, in which no layer slides");
