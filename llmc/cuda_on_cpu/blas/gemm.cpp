@@ -33,7 +33,7 @@ void one_dnn_on_this_thread() {
 // Throws if address space is short: oneDNN writes to a null pointer if it gets no memory for the code that it
 // generates.
 void require_address_space() {
-    constexpr std::size_t enough = 64 << 20;   // of several threads at once
+    constexpr std::size_t enough = 64 << 20;   // suffices for several threads at once
     void* const memory = ::mmap(nullptr, enough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     ::munmap(memory, enough);
