@@ -328,6 +328,9 @@ void gemm(const Gemm& g) {
 void sgemm_on_this_thread(bool a_transposed, bool b_transposed, int64_t M, int64_t N, int64_t K, float alpha,
                           const float* a, int64_t a_stride, const float* b, int64_t b_stride, float beta, float* c,
                           int64_t c_stride) {
+    static thread_local bool has_code[2][2] = {};   // oneDNN generates it in a thread's first products
+    if (!has_code[a_transposed][b_transposed]) require_address_space();
+    has_code[a_transposed][b_transposed] = true;
     one_dnn_on_this_thread();
     dnnl::status status = dnnl::sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', M, N, K, alpha, a, a_stride,
                                       b, b_stride, beta, c, c_stride);
