@@ -77,12 +77,12 @@ TokenizerData load_gpt2(const std::string& path, std::string_view content) {
 TokenizerData parse_file(const std::string& path) {
     std::string extension = fs::path(path).extension().string();
     if (fs::path(path).filename() == "tokenizer.json") return load_huggingface(real_files(), path);
+    if (extension == ".bin") return load_llmc_tokenizer(real_files(), path);
     std::string content = read_whole(real_files(), path);
     if (content.starts_with(byte_order_mark)) content.erase(0, byte_order_mark.size());
     if (extension == ".bpe" || content.starts_with("#version") || fs::path(path).filename() == "merges.txt")
         return load_gpt2(path, content);
     if (extension == ".json") return parse_huggingface(content, path);
-    if (extension == ".bin") return load_llmc_tokenizer(real_files(), path);
     return parse_tiktoken_ranks(content, path);
 }
 
