@@ -1005,12 +1005,13 @@ TEST_CASE("gpt: rows that tp ranks exchange are read where the exchange has left
             options.sequence_parallel = true;
             Runner runner(problem, options);
             const Outcome found = runner.run();
-            CHECK(found.losses == expected.losses);
-            CHECK(found.gradients == expected.gradients);
+            // products of a chunk's rows may round in another order than those of all rows
+            CHECK(relative_error(found.losses, expected.losses) <= parity);
+            check_gradients(found, problem.reference.table, expected, parity);
             // forward 2 gathers, 2 sums; backward the same, and 2 gathers again; under recompute 3 more
             const int layers = static_cast<int>(problem.reference.table.config().layers);
             CHECK(calls == 3 * (layers * (recompute == Recompute::block ? 13 : 10) + 4));
-            CHECK(runner.validation_losses() == expected.losses);
+            CHECK(relative_error(runner.validation_losses(), expected.losses) <= parity);
             CUDA_CHECK(cudaDeviceSynchronize());
         }
     }

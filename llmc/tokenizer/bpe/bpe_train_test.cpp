@@ -207,7 +207,7 @@ TEST_CASE("bpe_train: no text at all is an error, and says where it may be") {
     has(complaint("a.jsonl", lines), "no text to learn from: all 2 lines were passed over, the first: ");
     has(complaint("a.jsonl", lines), "--field");
     has(complaint("a.txt", ""), "no text to learn from");
-    has(complaint("b.txt", "\xff\xfe"), "no text to learn from");
+    has(complaint("b.txt", "\xff\xff"), "no text to learn from");
     has(complaint("b.jsonl", "{\"none\": \"\"}\n"), "no text to learn from");
     input.field = "text";
     CHECK(complaint("a.jsonl", lines) == "");
