@@ -66,7 +66,7 @@ LIB_DIRS := base io report cuda_on_cpu kernels mesh process tokenizer data
 EXCLUDE := %_cudnn.cpp %_cudnn_test.cpp
 else
 COMPILE_CU = $(PTXAS_NOTES) $(NVCC) -x cu $(NVCC_FLAGS) $(CUDA_GENCODE) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
-COMPILE_CPP = $(CXX) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
+COMPILE_CPP = $(CXX) $(USE_PRECOMPILED) $(HOST_FLAGS) $(OPTIONAL_FLAGS) $(INCLUDES) $(CUDA_INCLUDES) -MMD -MP
 LINK = $(CXX) -pthread -Wl,--as-needed,-u,require_processor $(EXTRA_FLAGS)
 LIBRARIES = $(CUDA_LIBRARIES)
 LIB_DIRS := base io report kernels mesh process tokenizer data
@@ -81,7 +81,7 @@ endif
 # takes). Other compilers do without, so a header that a file forgets to name is found there. PRECOMPILE=: never.
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros#   without, ccache passes by what uses it
 PRECOMPILE ?= $(if $(filter g++%,$(notdir $(CXX))),yes)
-precompiled = $(if $(filter cpuyes,$(DEVICE)$(PRECOMPILE)),$(patsubst %,$(COMMON)/precompiled%/standard.h.gch,$(filter-out -O2,$(1))))
+precompiled = $(if $(filter yes,$(PRECOMPILE)),$(patsubst %,$(COMMON)/precompiled%/standard.h.gch,$(filter-out -O2,$(1))))
 PRECOMPILED := $(call precompiled,$(if $(filter command,$(origin OPTIMIZE)),$(OPTIMIZE),-O3 -Og))
 USE_PRECOMPILED = $(patsubst %.gch,-include %,$(call precompiled,$(OPTIMIZE)))
 
@@ -89,7 +89,7 @@ USE_PRECOMPILED = $(patsubst %.gch,-include %,$(call precompiled,$(OPTIMIZE)))
 # Sources to objects
 
 # of folders and of the rooms in them
-find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard $(foreach t,cpp cu,llmc/$(d)/*.$(t) llmc/$(d)/*/*.$(t)))))
+find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard $(foreach t,cpp cu,$(foreach depth,* */* */*/*,llmc/$(d)/$(depth).$(t))))))
 TEST_FILES := %_test.cpp %_test.cu
 common_object = $(patsubst %,$(COMMON)/obj/%.o,$(1))
 precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
@@ -121,16 +121,16 @@ $(BUILD)/obj/%.cpp.o: %.cpp | $(PRECOMPILED) ; @mkdir -p $(@D)
 $(COMMON)/precompiled%/standard.h.gch: override OPTIMIZE = $*
 $(COMMON)/precompiled%/standard.h.gch: llmc/base/standard.h ; @mkdir -p $(@D)
 	cp $< $(@:.gch=)
-	$(CXX) -x c++-header $(CPU_FLAGS) -c $(@:.gch=) -o $@
+	$(CXX) -x c++-header $(if $(filter cpu,$(DEVICE)),$(CPU_FLAGS),$(HOST_FLAGS)) -c $(@:.gch=) -o $@
 .PRECIOUS: $(COMMON)/precompiled%/standard.h.gch
 -include $(shell find $(COMMON)/obj $(BUILD)/obj -name '*.d' 2>/dev/null)
 
-$(foreach f,attention_mma attention_mma_documents,$(call common_object,llmc/kernels/attention/$(f).cu)): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
-$(call common_object,llmc/kernels/attention/attention_cudnn.cpp): OPTIMIZE = -Og#   calls of a large library: a minute less
+$(foreach f,attention_mma attention_mma_documents,$(call common_object,llmc/kernels/attention/sm80/$(f).cu)): OPTIMIZE = -O2#   as fast as -O3 there, in half the time to compile
+$(call common_object,llmc/kernels/attention/library/attention_cudnn.cpp): OPTIMIZE = -Og#   calls of a large library: a minute less
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): OPTIMIZE = -O1
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): | $(call precompiled,-O1)
 $(COMMON_TESTS) $(MODEL_TESTS) $(call precision_object,test_gpt.cu): NO_SPILLS =
-$(foreach f,attention/attention_hopper matmul/matmul_hopper,$(call common_object,llmc/kernels/$(f).cu)): PTXAS_NOTES = dev/tools/ptxas_notes.sh $(PTXAS)
+$(foreach f,attention/sm90/attention_hopper matmul/matmul_hopper,$(call common_object,llmc/kernels/$(f).cu)): PTXAS_NOTES = dev/tools/ptxas_notes.sh $(PTXAS)
 $(COMMON_TESTS) $(MODEL_TESTS) $(BENCH_OBJECTS) $(call precision_object,test_gpt.cu): override CUDA_ARCHS := $(or $(TEST_CUDA_ARCHS),$(CUDA_ARCHS))
 
 # The version is the commit: recompiled, and linked anew, when there is another one.
@@ -239,13 +239,15 @@ $(COMMON)/parsers_fuzz: $(call common_object,dev/test/fuzz/parsers_fuzz.cpp) $(C
 	$(LINK) -fsanitize=fuzzer $^ -o $@ $(filter $(PCRE2_LIBRARIES) $(ICU_LIBRARIES) $(ZLIB_LIBRARIES) $(ZSTD_LIBRARIES),$(LIBRARIES))
 COMPILE_ARCHS ?= 80 90a 100a#           of cuda-compile: architectures; its tests are compiled for sm_90a
 COMPILE_PRECISIONS ?= bf16 fp32
+COMPILE_TESTS ?= yes
 COMPILE_BENCH ?= yes
 cuda-compile: ## compile and link the CUDA build for every architecture, its tests for one, on any machine
 	@$(if $(filter fp32,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=fp32 VARIANT=-all \
 	    CUDA_ARCHS="$(COMPILE_ARCHS)" build/cuda-fp32-all/train_gpt)
 	@$(if $(filter bf16,$(COMPILE_PRECISIONS)),$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 VARIANT=-all \
 	    CUDA_ARCHS="$(COMPILE_ARCHS)" TEST_CUDA_ARCHS=90a \
-	    build/cuda-bf16-all/train_gpt build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt \
+	    build/cuda-bf16-all/train_gpt \
+	    $(if $(COMPILE_TESTS),build/cuda-all/unit_test build/cuda-bf16-all/unit_test build/cuda-bf16-all/test_gpt) \
 	    $(if $(COMPILE_BENCH),build/cuda-bf16-all/bench))
 	@$(MAKE) --no-print-directory DEVICE=cuda library-versions
 .PHONY: library-versions

@@ -4,7 +4,7 @@
 // are in
 //   llmc/cli/command_line.h  the command line         llmc/process/world.h  this process among the others
 //   llmc/run/run_inputs.h    the inputs of a run      llmc/data/loader.h    token files and the sample order
-//   llmc/run/loop/trainer.h       the training loop        llmc/run/step.h       one step of it
+//   llmc/run/loop/trainer.h       the training loop        llmc/run/step/step.h       one step of it
 //   llmc/model/stage/stage.h       forward and backward     llmc/run/training_state.h, llmc/checkpoint/  resuming
 // Exit codes are those of ErrorKind (llmc/base/error.h), and 0.
 
@@ -36,14 +36,14 @@
 #include "llmc/report/report_writer.h"
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/choices/matmul_choices.h"
-#include "llmc/run/layout_options.h"
 #include "llmc/run/loop/trainer.h"
 #include "llmc/run/metrics/metrics_server.h"
 #include "llmc/run/metrics/told_run.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
+#include "llmc/run/options/settings.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
-#include "llmc/run/settings.h"
 #include "llmc/run/stopping/stop_signals.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "dev/bench/operand.cuh"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 
 namespace {
 

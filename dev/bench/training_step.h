@@ -1,7 +1,7 @@
 // A model that trains on random tokens, for benchmarks of the whole step.
 #pragma once
 
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 class TrainingStep {
 public:

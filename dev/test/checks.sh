@@ -40,7 +40,8 @@ short_checks() {
     group=unit
     beside "unit tests" build/cpu/unit_test
     reports
-    builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16 COMPILE_BENCH=
+    # the program's own files; its tests and benchmarks are compiled by PART=cuda
+    builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16 COMPILE_TESTS= COMPILE_BENCH=
     # after the builds, because some look at what those left
     group=scripts
     check_scripts dev/test/*_test.sh
@@ -73,6 +74,7 @@ row context-long cpu            check "a sequence of 65,536 tokens over eight ra
 
 row composition cpu             check "certificate of every pair of settings, @P" whole @P 'layouts: every pair*'
 row composition cpu             check "heads that several ranks hold, @P" whole @P 'layouts: heads of keys*'
+row composition cpu             check "replicas of compressed gradients, 50 steps, fp32" whole fp32 'compressed gradients: replicas*50 steps'
 row composition cpu             check "30 changes of layout, @P" whole @P 'layouts: 30 pairs*'
 
 row layouts     cpu             check "all layouts cut and resumed, @P" whole @P 'layouts: the same*'

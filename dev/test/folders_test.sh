@@ -29,11 +29,16 @@ nothing_wrong "rooms of llmc/model include only what stands above them: $rooms" 
         sed -E 's|^llmc/model/([a-z]+)/([^:]*):#include "llmc/model/([a-z]+)/|\1 \3 \2|' |
         awk -v order="$rooms" 'BEGIN { n = split(order, names, " "); for (i = 1; i <= n; i++) place[names[i]] = i }
             !place[$1] || !place[$2] || place[$2] > place[$1]')"
+# An implementation of attention knows what is common and itself; sm_90a's takes tiles and their mask from sm_80's.
+nothing_wrong "rooms of llmc/kernels/attention do not include each other, but for sm90 and its sm80" "$(
+    grep -roE '#include "llmc/kernels/attention/[a-z0-9]+/' llmc/kernels/attention/*/ | grep -vE '^[^:]*_test(ing)?\.' |
+        sed -E 's|^llmc/kernels/attention/([a-z0-9]+)/([^:]*):#include "llmc/kernels/attention/([a-z0-9]+)/|\1 \3 \2|' |
+        awk '$1 != $2 && !($1 == "sm90" && $2 == "sm80")')"
 nothing_wrong "only the launch header, instruction wrappers and sources of the CPU build know the stand-in" "$(
     awk '$3 == "cuda_on_cpu" && $2 != "cuda_on_cpu" { print $1 }' <<<"$includes" | sort -u |
-        grep -vE '^llmc/kernels/(launch\.cuh|ptx/ptx(_hopper)?\.cuh|attention/[a-z_]*_onednn\.cpp)$')"
+        grep -vE '^llmc/kernels/(launch\.cuh|ptx/ptx(_hopper)?\.cuh|attention/library/[a-z_]*_onednn\.cpp)$')"
 nothing_wrong "no folder of llmc/ has tests alone" "$(
-    for folder in llmc/*/ llmc/*/*/; do
+    for folder in llmc/*/ llmc/*/*/ llmc/*/*/*/; do
         [ -n "$(find "$folder" -name '*.*' ! -name '*_test.*' ! -name '*_testing.*' -print -quit)" ] || echo "$folder"
     done)"
 nothing_wrong "mesh compiles without CUDA's headers and without the stand-in's" "$(

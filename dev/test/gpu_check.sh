@@ -165,7 +165,7 @@ fi
 # alone, so that others say what they have to whatever it does
 step kernels "instructions, attention, matmuls of sm_90a" 60 build/cuda/unit_test build/cuda/unit_test --no-skip -tc='sm90*'
 step kernels "machine code of attention for sm_90a" 30 build/cuda/unit_test dev/test/sass_test.sh \
-    build/cuda/obj/llmc/kernels/attention/attention_hopper.cu.o
+    build/cuda/obj/llmc/kernels/attention/sm90/attention_hopper.cu.o
 build "build model ranks" bf16 "tests of the model, bf16" all build/cuda-bf16/unit_test build/cuda-bf16/test_gpt
 step model "whole model bf16" 60 build/cuda-bf16/test_gpt build/cuda-bf16/test_gpt
 step model "training bf16" 150 all env DEVICE=cuda PRECISIONS=bf16 dev/test/train_test.sh

@@ -193,7 +193,7 @@ for release in 12.8 13.1 130.0; do
 done
 [[ "$(PTXAS=warning flags_of "$tuned")" == *--warn-on-spills*warning && "$(PTXAS=warning flags_of "$tuned")" != *warning-as-error* ]]
 verdict $? "PTXAS=warning makes them warnings"
-for test in llmc/kernels/gelu_test.cu llmc/kernels/attention/attention_hopper.cu; do   # what holds for single files stays
+for test in llmc/kernels/gelu_test.cu llmc/kernels/attention/sm90/attention_hopper.cu; do   # what holds for single files stays
     command=$(make -n DEVICE=cuda PTXAS=warning WARNINGS= NVCC="$work/nvcc" CUDA_HOME=$toolkit -W $test build/cuda/obj/$test.o 2>/dev/null | grep -m1 -e "-c $test")
     case $test in
         *_test.cu) [ -n "$command" ] && [[ "$command" != *spills* && "$command" != *ptxas_notes* ]] ;;

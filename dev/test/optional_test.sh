@@ -214,10 +214,10 @@ if make --no-print-directory DEVICE=cuda build/.deps-cuda >/dev/null 2>&1; then
     verdict $? "a build without cuDNN says so"
     for source in library_attention_cudnn attention_cudnn; do
         make --no-print-directory DEVICE=cuda VARIANT=-no-cudnn CXX="g++ $hidden" \
-            build/cuda-no-cudnn/obj/llmc/kernels/attention/$source.cpp.o >"$work/log" 2>&1
+            build/cuda-no-cudnn/obj/llmc/kernels/attention/library/$source.cpp.o >"$work/log" 2>&1
         verdict $? "$source.cpp without cuDNN's headers: $(tail -n 3 "$work/log")"
     done
-    [[ $(nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/attention_cudnn.cpp.o) != *cudnn* ]]
+    [[ $(nm -C build/cuda-no-cudnn/obj/llmc/kernels/attention/library/attention_cudnn.cpp.o) != *cudnn* ]]
     verdict $? "nothing of cuDNN is left in the build without its headers"
     rm -rf build/cuda-no-cudnn
     cuda=build/cuda-bf16-all/train_gpt

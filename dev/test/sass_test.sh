@@ -4,7 +4,7 @@
 #
 # Needs cuobjdump, of the CUDA toolkit or of pip's nvidia-cuda-cuobjdump.
 source "$(dirname "$0")/common.sh"
-object=${1:-build/cuda-all/obj/llmc/kernels/attention/attention_hopper.cu.o}
+object=${1:-build/cuda-all/obj/llmc/kernels/attention/sm90/attention_hopper.cu.o}
 tool=$(command -v cuobjdump || ls /usr/local/cuda/bin/cuobjdump 2>/dev/null)
 why=
 [ -n "$tool" ] || why="no cuobjdump on this machine"

@@ -26,7 +26,7 @@ verdict() {   # STATUS WHAT
     grep -m 3 error "$log" | sed 's/^/    /'
 }
 for end in oldest newest; do
-    for file in $(grep -lE 'nccl\.h|process/(comm|world)\.h' llmc/process/*.cpp) llmc/kernels/attention/*_cudnn*.cpp; do
+    for file in $(grep -lE 'nccl\.h|process/(comm|world)\.h' llmc/process/*.cpp) llmc/kernels/attention/library/*_cudnn*.cpp; do
         compiles $end "$file"
         verdict $? "$file with the $end NCCL and cuDNN"
     done
@@ -37,7 +37,7 @@ verdict $? "comm.cpp compiles against the oldest headers without its guard"
 edit llmc/process/comm.cpp '#include "llmc.process.comm.h"' '#include <nccl.h>\n#undef NCCL_VERSION_CODE\n#define NCCL_VERSION_CODE 21701\n&' &&
     ! compiles oldest "$edited" && grep -q 'error.*2\.18\.1' "$log"
 verdict $? "nccl.h 2.17.1 is refused by its version"
-edit llmc/kernels/attention/attention_cudnn.cpp 'CUDNN_VERSION < 90000' 1 && ! compiles newest "$edited" &&
+edit llmc/kernels/attention/library/attention_cudnn.cpp 'CUDNN_VERSION < 90000' 1 && ! compiles newest "$edited" &&
     grep -q 'error.*cuDNN 9.0 and cudnn-frontend 1.20 or later are needed' "$log"
 verdict $? "a cuDNN that is too old is refused by name"
 [ $failed -eq 0 ] && echo "compiled against the oldest and the newest headers of NCCL and cuDNN"

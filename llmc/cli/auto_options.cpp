@@ -8,7 +8,7 @@
 #include "llmc/plan/search.h"
 #include "llmc/process/startup.h"
 #include "llmc/process/world.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 
 namespace {
 

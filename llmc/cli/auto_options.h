@@ -5,7 +5,7 @@
 #include <string>
 
 #include "llmc/cli/verbs.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, until it is settled
 

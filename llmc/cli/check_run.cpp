@@ -22,11 +22,11 @@
 #include "llmc/process/sockets.h"
 #include "llmc/process/value_bytes.h"
 #include "llmc/run/choices/attention_of_run.h"
-#include "llmc/run/layout_options.h"
 #include "llmc/run/loop/step_trace.h"
 #include "llmc/run/loop/trainer.h"
 #include "llmc/run/metrics/metrics_server.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
 

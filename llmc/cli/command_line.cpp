@@ -24,10 +24,10 @@
 #include "llmc/cli/version.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/parallel/schedule_picture.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/part_options.h"
-#include "llmc/run/step_sizes.h"
-#include "llmc/run/sync_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
+#include "llmc/run/options/sync_options.h"
+#include "llmc/run/step/step_sizes.h"
 
 namespace {
 

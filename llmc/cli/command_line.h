@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "llmc/cli/verbs.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 #include "llmc/run/run_record.h"
 
 struct CommandLine {

@@ -7,8 +7,8 @@
 #include "llmc/base/error.h"
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 
 namespace {
 

@@ -12,8 +12,8 @@
 #include "llmc/run/choices/attention_of_run.h"
 #include "llmc/run/evaluation/validation.h"
 #include "llmc/run/evaluation/windows.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 #include "llmc/run/run_inputs.h"
 #include "llmc/run/run_parts.h"
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "llmc/process/world.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 #include "llmc/run/stopping/stop_signals.h"
 
 // Runs the verb. Collective. Returns the exit code: resumable where a signal came before the end.

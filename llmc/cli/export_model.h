@@ -8,7 +8,7 @@
 #pragma once
 
 #include "llmc/io/file.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 // Runs the verb. Returns the exit code. Error(usage) where the output exists, or the format cannot hold the model.
 int export_model(FileSystem& files, const Options& options);

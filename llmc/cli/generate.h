@@ -11,7 +11,7 @@
 
 #include "llmc/model/decoder.h"
 #include "llmc/run/evaluation/choose_token.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 // Settings of continue_text().
 struct Continuation {

@@ -13,8 +13,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/cli/verbs.h"
-#include "llmc/run/option_names.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/option_names.h"
+#include "llmc/run/options/options.h"
 
 enum class Picture : std::uint8_t { none, text, svg };
 enum class LayoutChoice : std::uint8_t { given, auto_ };

@@ -10,7 +10,7 @@
 #include "llmc/io/file.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/model/field_values_testing.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/part_options.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "llmc/optim/optimizer_testing.h"
 #include "llmc/optim/tensor_blocks.h"
 #include "llmc/parallel/zero_formulas.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 
 using namespace certificate;
 

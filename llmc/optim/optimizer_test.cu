@@ -3,7 +3,7 @@
 #include "llmc/model/weights.h"
 #include "llmc/optim/optimizer_testing.h"
 #include "llmc/optim/tensor_blocks.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 
 using namespace certificate;
 

@@ -10,7 +10,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/search.h"
 #include "llmc/process/value_bytes.h"
-#include "llmc/run/sync_options.h"
+#include "llmc/run/options/sync_options.h"
 
 namespace {
 

@@ -10,8 +10,8 @@
 #include "llmc/parallel/zero_formulas.h"
 #include "llmc/plan/layer_form.h"
 #include "llmc/plan/pipeline_estimate.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 
 namespace {
 

@@ -11,9 +11,9 @@
 #include "llmc/optim/optimizer.h"
 #include "llmc/process/sockets.h"
 #include "llmc/process/value_bytes.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/option_names.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/option_names.h"
+#include "llmc/run/options/part_options.h"
 #include "llmc/run/run_parts.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/log.h"
 #include "llmc/process/world.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 // A run that the options describe, on a mesh (--dp, or the ranks that --processes leaves) that nobody has started.
 struct PlannedRun {

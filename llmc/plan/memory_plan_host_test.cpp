@@ -6,7 +6,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/process/value_bytes.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 #include "llmc/run/run_parts.h"
 
 namespace {

@@ -18,7 +18,7 @@
 #include "llmc/model/decoder.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/plan/memory_plan.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 #include "llmc/run/run_parts.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/plan/search.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 
 namespace {
 

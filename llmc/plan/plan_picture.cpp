@@ -3,7 +3,7 @@
 #include "llmc/base/log.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/plan/plan.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 
 namespace {
 

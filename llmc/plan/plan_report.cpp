@@ -2,7 +2,7 @@
 #include "llmc/plan/plan.h"
 #include "llmc/plan/search.h"
 #include "llmc/plan/training_cost.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 
 namespace {
 

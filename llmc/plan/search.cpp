@@ -7,8 +7,8 @@
 #include "llmc/base/log.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/plan/closed_form.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/option_names.h"
 
 namespace {
 

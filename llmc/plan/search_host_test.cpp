@@ -12,8 +12,8 @@
 #include "llmc/model/precision.h"
 #include "llmc/plan/auto_layout.h"
 #include "llmc/plan/closed_form.h"
-#include "llmc/run/option_names.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/option_names.h"
+#include "llmc/run/options/part_options.h"
 
 namespace {
 

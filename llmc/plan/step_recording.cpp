@@ -10,8 +10,8 @@
 #include "llmc/base/log.h"
 #include "llmc/base/stand_in.h"
 #include "llmc/plan/all_cores.h"
-#include "llmc/run/layout_options.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 #include "llmc/run/run_parts.h"
 
 using virtual_clock::communicator_of;

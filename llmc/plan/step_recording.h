@@ -13,7 +13,7 @@
 #include "llmc/base/clock/step_graph.h"
 #include "llmc/mesh/mesh.h"
 #include "llmc/model/config.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 bool can_record_steps();
 // Most memory of a rank whose step is recorded, half of what the recording device has.

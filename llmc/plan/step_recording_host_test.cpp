@@ -16,7 +16,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 #include "llmc/run/run_parts.h"
 
 namespace {

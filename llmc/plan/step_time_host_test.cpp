@@ -8,7 +8,7 @@
 
 #include "llmc/base/clock/replay.h"
 #include "llmc/plan/search.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 
 namespace {
 

@@ -9,9 +9,9 @@
 #include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/data_files.h"
 #include "llmc/run/choices/matmul_choices.h"
-#include "llmc/run/layout_options.h"
 #include "llmc/run/loop/checkpoint_keeper.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/part_options.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "llmc/model/config.h"
 #include "llmc/model/families/weight_source.h"
 #include "llmc/process/world.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 #include "llmc/run/run_record.h"
 #include "llmc/run/stopping/stop_signals.h"
 #include "llmc/run/training_state.h"

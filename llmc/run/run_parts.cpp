@@ -4,7 +4,7 @@
 
 #include "llmc/model/weights.h"
 #include "llmc/parallel/expert_parallel.h"
-#include "llmc/run/part_options.h"
+#include "llmc/run/options/part_options.h"
 
 static StageOptions with(StageOptions options, const StageGroups& groups, ExpertRanks* expert_ranks, bool backward) {
     options.groups = groups;

@@ -7,8 +7,8 @@
 
 #include "llmc/model/families/weight_source.h"
 #include "llmc/process/world.h"
-#include "llmc/run/options.h"
-#include "llmc/run/step.h"
+#include "llmc/run/options/options.h"
+#include "llmc/run/step/step.h"
 
 struct RunParts {
     TrainingGroups groups;

@@ -11,7 +11,7 @@
 #include "llmc/model/download_testing.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/save_training_state_testing.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 namespace trainee_testing {
 

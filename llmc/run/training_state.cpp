@@ -11,7 +11,7 @@
 #include "llmc/model/families/weight_source.h"
 #include "llmc/model/same_weights.h"
 #include "llmc/run/choices/matmul_choices.h"
-#include "llmc/run/option_names.h"
+#include "llmc/run/options/option_names.h"
 #include "llmc/tokenizer/files/files.h"
 
 namespace {

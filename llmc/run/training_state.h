@@ -19,7 +19,7 @@
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/data/loader.h"
 #include "llmc/run/loop/step_phase.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 #include "llmc/run/stopping/guard.h"
 
 struct RunState {

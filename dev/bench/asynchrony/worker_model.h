@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 // Samples of training, and of a validation that is the same every time.
 struct Samples {

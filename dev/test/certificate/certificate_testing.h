@@ -17,7 +17,7 @@
 #include "llmc/parallel/gather.h"
 #include "llmc/parallel/schedule_testing.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 namespace certificate {
 

@@ -89,9 +89,21 @@ inline std::vector<Choice> possible_choices() {
         }
         return false;
     };
+    // gradients' type and targets, the last two settings, go with every choice of the others
+    constexpr std::size_t others = settings - 2;
+    static_assert(static_cast<std::size_t>(Setting::grad_dtype) == others);
     do {
         if (layout_of(choice)) possible.push_back(choice);
-    } while (next());
+    } while (next() && choice[others] == 0);
+    const std::size_t of_others = possible.size();
+    for (std::size_t value = 1; value < std::size_t{values_of[others]} * values_of[others + 1]; value++) {
+        for (std::size_t i = 0; i < of_others; i++) {
+            Choice with = possible[i];
+            with[others] = static_cast<std::uint8_t>(value % values_of[others]);
+            with[others + 1] = static_cast<std::uint8_t>(value / values_of[others]);
+            possible.push_back(with);
+        }
+    }
     return possible;
 }
 
@@ -111,15 +123,23 @@ public:
             choice, [&](std::size_t pair) { pairs_[pair] = true; },
             [&](std::size_t triple) { triples_[triple] = true; });
     }
+    void see_pairs(const Choice& choice) {
+        for (std::size_t i = 0; i < settings; i++) {
+            for (std::size_t j = 0; j < i; j++) pairs_[pair_of(choice, i, j)] = true;
+        }
+    }
     std::size_t pairs() const { return pairs_.count(); }
 
 private:
     static constexpr std::size_t kinds = settings * 5;   // pairs of a setting and its value
+    static std::size_t pair_of(const Choice& choice, std::size_t i, std::size_t j) {
+        return (i * 5 + choice[i]) * kinds + j * 5 + choice[j];
+    }
     template <class Pair, class Triple>
     static void visit(const Choice& choice, Pair&& pair, Triple&& triple) {
         for (std::size_t i = 0; i < settings; i++) {
             for (std::size_t j = 0; j < i; j++) {
-                const std::size_t both = (i * 5 + choice[i]) * kinds + j * 5 + choice[j];
+                const std::size_t both = pair_of(choice, i, j);
                 pair(both);
                 for (std::size_t k = 0; k < j; k++) triple(both * kinds + k * 5 + choice[k]);
             }
@@ -136,7 +156,7 @@ enum class Cover : std::uint8_t { everything, begin };
 inline std::vector<Choice> covering_choices(std::size_t least, Cover cover = Cover::everything) {
     const std::vector<Choice> possible = possible_choices();
     Covered wanted, covered;
-    for (const Choice& choice : possible) wanted.see(choice);
+    for (const Choice& choice : possible) wanted.see_pairs(choice);
     std::vector<Choice> choices;
     auto is_enough = [&] {
         return choices.size() >= least && (cover == Cover::begin || covered.pairs() == wanted.pairs());

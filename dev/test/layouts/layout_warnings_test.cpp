@@ -1,8 +1,8 @@
 // Tests the warnings about layouts before a run, for made-up hosts.
 #include <doctest/doctest.h>
 
-#include "llmc/run/layout_options.h"
-#include "llmc/run/sync_options.h"
+#include "llmc/run/options/layout_options.h"
+#include "llmc/run/options/sync_options.h"
 
 namespace {
 

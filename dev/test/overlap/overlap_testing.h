@@ -2,7 +2,7 @@
 #pragma once
 
 #include "llmc/cuda_on_cpu/clock/record.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 // Records forward and backward of a step with one micro-batch of made-up tokens, as this rank asks for it.
 inline host::Recording recorded_gradients(Stage& model, Step& step) {

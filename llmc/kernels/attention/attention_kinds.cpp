@@ -2,7 +2,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/kernels/attention/attention_mask.h"
-#include "llmc/kernels/attention/library_attention.h"
+#include "llmc/kernels/attention/library/library_attention.h"
 
 const AttentionLimits& limits_of(AttentionKind kind) {
     static const AttentionLimits own{};

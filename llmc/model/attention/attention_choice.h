@@ -17,7 +17,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/base/stand_in.h"
 #include "llmc/kernels/attention/attention_kinds.h"
-#include "llmc/kernels/attention/library_attention.h"
+#include "llmc/kernels/attention/library/library_attention.h"
 
 // Calls that a choice must serve.
 struct AttentionUse {

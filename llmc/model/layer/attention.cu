@@ -1,6 +1,6 @@
 #include "llmc/model/layer/attention.h"
 
-#include "llmc/kernels/attention/attention_cached.cuh"
+#include "llmc/kernels/attention/cache/attention_cached.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
 
 Attention::Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer)

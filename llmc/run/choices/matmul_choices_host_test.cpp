@@ -11,8 +11,8 @@
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/model/download_testing.h"
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/layout_options.h"
 #include "llmc/run/loop/trainer.h"
+#include "llmc/run/options/layout_options.h"
 #include "llmc/run/telling_files_testing.h"
 
 namespace {

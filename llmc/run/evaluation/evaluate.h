@@ -19,7 +19,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/data/multiple_choice.h"
 #include "llmc/run/metrics/metrics.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 #include "llmc/run/stopping/agreement.h"
 
 struct EvaluationResult {

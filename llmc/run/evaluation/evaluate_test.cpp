@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "llmc/base/stream.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "llmc/base/stream.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/base/arena.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 struct SamplerOptions {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/data/loader.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 #include "llmc/run/stopping/agreement.h"
 
 using SourceLosses = std::vector<std::pair<std::string, float>>;   // by the source's name

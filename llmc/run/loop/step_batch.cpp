@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 #include "llmc/run/run_inputs.h"
 
 StepBatch::StepBatch(const TrainerParts& parts)

@@ -12,8 +12,8 @@
 #include "llmc/run/evaluation/evaluate.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/run/metrics/metrics.h"
-#include "llmc/run/options.h"
-#include "llmc/run/step.h"
+#include "llmc/run/options/options.h"
+#include "llmc/run/step/step.h"
 #include "llmc/run/stopping/stop_signals.h"
 
 struct TrainerParts {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "llmc/process/on_ranks_testing.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 
 TEST_CASE("slowest_rank: the last rank of the slowest replica, and how long the others waited for it") {
     const MeshShape three{1, 3, 1, 1};

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "llmc/parallel/schedule_picture.h"
-#include "llmc/run/layout_options.h"
+#include "llmc/run/options/layout_options.h"
 
 std::vector<ReportPicture> pictures_of_run(const Options& options) {
     if (options.pp == 1) return {};

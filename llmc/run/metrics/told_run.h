@@ -7,7 +7,7 @@
 #include "llmc/base/arena.h"
 #include "llmc/report/page.h"
 #include "llmc/run/metrics/metrics.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options/options.h"
 
 // Returns the picture of a pipeline's schedule, unless it is too large to read.
 std::vector<ReportPicture> pictures_of_run(const Options& options);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/saved_tensors.h"
-#include "llmc/run/step.h"
+#include "llmc/run/step/step.h"
 #include "llmc/run/stopping/agreement.h"
 
 // Finds this rank's first tensor with a value that is not finite, after a step whose loss or norm is not finite:

@@ -1,6 +1,0 @@
-#include "llmc/kernels/attention/attention_mma_launch.cuh"
-
-template void launch_attention_forward_mma<bf16, true>(const AttentionForward<bf16, bf16>&, cudaStream_t);
-template void launch_attention_forward_mma<float, true>(const AttentionForward<bf16, float>&, cudaStream_t);
-template void launch_attention_backward_mma<bf16, true>(const AttentionBackward<bf16, bf16>&, cudaStream_t);
-template void launch_attention_backward_mma<float, true>(const AttentionBackward<bf16, float>&, cudaStream_t);
