@@ -24,7 +24,8 @@ bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCo
     if (options.how != GradCompression::powersgd) return true;
     if (tensor.cols == 1) return false;   // a vector
     const LowRank matrices = low_rank_of(tensor, mesh, options.rank);
-    return options.any_matrix || matrices.elements() > 2 * (matrices.of_left() + matrices.of_right());
+    const std::int64_t of_factors = matrices.of_left() + matrices.of_right();
+    return static_cast<double>(matrices.elements()) > options.min_compression_rate * static_cast<double>(of_factors);
 }
 
 LowRank low_rank_of(const TensorSpec& tensor, const MeshShape& mesh, int rank) {

@@ -14,10 +14,10 @@ enum class GradCompression : std::uint8_t { none, bf16_, int8, topk, powersgd };
 
 struct GradCompressionOptions {
     GradCompression how = GradCompression::none;
-    float topk = 0.01f;         // fraction of the elements that travels, above 0 and at most 1
-    int rank = 4;               // number of rows of powersgd's factors
-    bool any_matrix = false;    // powersgd takes matrices whose factors are no smaller, too; for tests
-    int start = from_default;   // see steps_before_compression
+    float topk = 0.01f;                // fraction of the elements that travels, above 0 and at most 1
+    int rank = 4;                      // number of rows of powersgd's factors
+    double min_compression_rate = 2;   // of a matrix that powersgd takes: elements per element of its factors, at least
+    int start = from_default;          // see steps_before_compression
 
     static constexpr int from_default = -1;
 };
@@ -39,9 +39,9 @@ inline constexpr const char* kGradientError = "gradient_error";
 inline constexpr const char* kGradientFactor = "gradient_factor";
 
 // Returns true if a tensor's gradient travels compressed: if one rank alone, of those that have seen the same tokens,
-// computes each of its elements, and with powersgd, if it is a matrix that is more than twice as large as its factors.
-// Others (under tp norms and copied heads, under pp a tied embedding) are summed over these ranks too, and would leave
-// out different parts on each.
+// computes each of its elements, and with powersgd, if it is a matrix with more than min_compression_rate times its
+// factors' elements. Others (under tp norms and copied heads, under pp a tied embedding) are summed over these ranks
+// too, and would leave out different parts on each.
 bool is_compressed(const TensorSpec& tensor, const MeshShape& mesh, const GradCompressionOptions& options);
 
 // Returns the matrices of a rank's part of a tensor for powersgd: each block of experts, other tensors whole.
