@@ -27,7 +27,7 @@ whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: th
 fp32_alone='certificate: *,layouts of several axes:*,optimizer: Muon and*,optimizer: Muon of*,optimizer: every layout*'
 fp32_alone+=',options: sizes*,covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*,compress*'
 bf16_own='certificate: *bf16*,certificate: bytes*,certificate: memory*,certificate: what*,certificate: a sample of ranks*'
-model_unit_tests() { TRAIN_GPT_CHECKS=memory,poison,races,order "build/cpu-$1/unit_test" "${@:2}"; }   # PRECISION CASES...
+model_unit_tests() { TRAIN_GPT_CHECKS=memory,poison,races,order "build/cpu-$1/unit_test" -d "${@:2}"; }   # PRECISION CASES...
 model_in_bf16() { model_unit_tests bf16 -tce="$fp32_alone" && model_unit_tests bf16 -tc="$bf16_own"; }
 
 short_checks() {
@@ -38,7 +38,7 @@ short_checks() {
     beside "whole model, bf16" build/cpu-bf16/test_gpt
     beside "whole model, fp32" build/cpu-fp32/test_gpt
     group=unit
-    beside "unit tests" build/cpu/unit_test
+    beside "unit tests" build/cpu/unit_test -d
     reports
     # the program's own files; its tests and benchmarks are compiled by PART=cuda
     builds_for_cuda "CUDA build, bf16, sm_90a" COMPILE_ARCHS=90a COMPILE_PRECISIONS=bf16 COMPILE_TESTS= COMPILE_BENCH=
