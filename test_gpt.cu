@@ -388,12 +388,12 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
         llama_like(custom_model_config(2, 2, 64, 40, 150), 2), llama_like(custom_model_config(2, 4, 64, 40, 150), 2),
         custom_model_config(2, 4, 64, 40, 150)};
     kinds[4].mlp = MlpKind::relu2;
-    kinds[1].own_head_size = 64, kinds[1].bias = true, kinds[1].tied = false, kinds[1].qk_norm = QkNorm::head;
+    kinds[1].own_head_size = 64, kinds[1].bias = Bias::all, kinds[1].tied = false, kinds[1].qk_norm = QkNorm::head;
     kinds[3].norm_position = NormPosition::after, kinds[3].qk_norm = QkNorm::row;
     kinds[2].mlp = MlpKind::gelu, kinds[2].rope_scaling = RopeScaling::llama3, kinds[2].rope_factor = 8,
     kinds[2].norm = NormKind::layer;
     kinds[2].own_rope_original_len = 48, kinds[2].rope_low_freq_factor = 2, kinds[2].rope_high_freq_factor = 6.5;
-    kinds[0].rope_scaling = RopeScaling::linear, kinds[0].rope_factor = 4;
+    kinds[0].bias = Bias::qkv, kinds[0].rope_scaling = RopeScaling::linear, kinds[0].rope_factor = 4;
     kinds[0].window = 9, kinds[0].layer_pattern = "SL", kinds[3].window = 2;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
@@ -568,7 +568,7 @@ TEST_CASE("gpt: one expert is the dense model, and so are experts that are all a
     for (const bool gated : {false, true}) {
         ModelConfig dense = custom_model_config(2, 2, 64, 40, 150);
         if (gated) dense = llama_like(dense, 2);
-        dense.bias = false, dense.own_mlp_width = 48;
+        dense.bias = Bias::none, dense.own_mlp_width = 48;
         const Problem expected = random_problem(dense, 2, 33, 6);
         StageOptions options = test_options();
         options.gelu_fusion = 0;

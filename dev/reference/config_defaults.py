@@ -26,7 +26,7 @@ except ImportError as problem:
 
 BASE = {"num_hidden_layers": 1, "num_attention_heads": 32, "hidden_size": 512, "max_position_embeddings": 8192,
         "vocab_size": 300, "intermediate_size": 64, "hidden_act": "silu"}
-FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen3": {}, "olmo2": {},
+FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {}, "olmo2": {},
             "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 2},
             "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
             "olmoe": {"num_experts": 2, "num_experts_per_tok": 2}}

@@ -6,7 +6,7 @@ fields out.
 
 Needs torch, transformers and tokenizers. Without them it says so and ends with 69. TRAIN_GPT should be an fp32 build.
 
-Each model is a GPT-2, Llama, Mistral or Qwen3 in fp32 or bf16, in one file or several. transformers makes it from a
+Each model is a GPT-2, Llama, Mistral, Qwen2 or Qwen3 in fp32 or bf16, in one file or several. transformers makes it from a
 config.json with random fields left out, null or said in another place, and reads it again; so does train_gpt. Compared
 are the mean cross-entropies of random tokens, of sequences of some lengths: of one token it is -log of one probability,
 and of two lengths that follow each other the difference is. The ids are of random texts by a random byte-level BPE with
@@ -121,17 +121,17 @@ def like_llama(rng, kind):
     kv_heads = rng.choice([n for n in (1, 2, 3, 4, 6) if heads % n == 0])
     if kind == "mistral" and rng.random() < 0.2:
         heads, kv_heads = 8, LEFT_OUT   # 8 of them
-    if kind == "qwen3" and rng.random() < 0.1:
+    if kind in ("qwen2", "qwen3") and rng.random() < 0.1:
         heads, kv_heads = 32, LEFT_OUT   # 32 of them
     fields.rarely("num_attention_heads", [heads], LEFT_OUT, share=0.01)
-    as_heads = {"llama": (LEFT_OUT, None), "mistral": (), "qwen3": (None,)}[kind]
+    as_heads = {"llama": (LEFT_OUT, None), "mistral": (), "qwen2": (None,), "qwen3": (None,)}[kind]
     fields.add("num_key_value_heads", kv_heads, kv_heads, *as_heads)
     channels = [n for n in range(16, 65, 8) if n % heads == 0 or (kind != "llama" and heads < 32)] or [32, 64]
     by_width = [n for n in channels if n % heads == 0 and n // heads % 16 == 0]
     if by_width and rng.random() < 0.5:   # a head is channels / heads
         fields.add("hidden_size", *by_width)
         head = fields.json["hidden_size"] // heads
-        fields.add("head_dim", head, *((LEFT_OUT, None) if kind != "qwen3" else ()))
+        fields.add("head_dim", head, *{"qwen3": (), "qwen2": (LEFT_OUT,)}.get(kind, (LEFT_OUT, None)))
     else:
         fields.add("hidden_size", *channels)
         fields.rarely("head_dim", [16, 32, 48] + ([LEFT_OUT] if kind == "qwen3" else []), 8, 24, share=0.03)
@@ -141,19 +141,21 @@ def like_llama(rng, kind):
     fields.add("rms_norm_eps", LEFT_OUT, LEFT_OUT, 1e-5, 1e-3, 0.1)
     fields.add("tie_word_embeddings", LEFT_OUT, True, False, None)
     fields.add("hidden_act", LEFT_OUT, "silu")
-    if kind != "mistral":
+    if kind not in ("mistral", "qwen2"):
         fields.rarely("attention_bias", [LEFT_OUT, False], True)
     if kind == "llama":
         fields.rarely("mlp_bias", [LEFT_OUT, False], True)
         fields.add("pretraining_tp", LEFT_OUT, 1)
     if kind == "mistral":
         fields.add("sliding_window", None, None, LEFT_OUT, 4096, 512, 8)
-    if kind == "qwen3":
-        fields.rarely("use_sliding_window", [LEFT_OUT, False], True)
-        fields.add("sliding_window", LEFT_OUT, None, 8)
-        fields.add("max_window_layers", LEFT_OUT, 1)
-        if "num_hidden_layers" in fields.json and not fields.json.get("use_sliding_window") and rng.random() < 0.3:
-            fields.json["layer_types"] = ["full_attention"] * fields.json["num_hidden_layers"]
+    if kind in ("qwen2", "qwen3"):
+        fields.add("use_sliding_window", LEFT_OUT, False, True, True)
+        fields.add("sliding_window", LEFT_OUT, None, 8, 3, 40)
+        fields.add("max_window_layers", LEFT_OUT, 0, 1, 2)
+        slides = fields.json.get("use_sliding_window") and fields.json.get("sliding_window", 4096) is not None
+        if "num_hidden_layers" in fields.json and rng.random() < 0.4:
+            types = ("full_attention", "sliding_attention") if slides else ("full_attention",)
+            fields.json["layer_types"] = [rng.choice(types) for _ in range(fields.json["num_hidden_layers"])]
     rotary(rng, fields)
     return fields
 
@@ -277,7 +279,7 @@ def compare_losses(train_gpt, folder, model, rng):
 def one_model(args, number, folder):
     """Returns what became of it (a key of the counts in main), the difference, and words."""
     rng = random.Random(args.seed * 1000003 + number)
-    kind = rng.choice(("gpt2", "llama", "mistral", "qwen3"))
+    kind = rng.choice(("gpt2", "llama", "mistral", "qwen2", "qwen3"))
     tokenizer = random_tokenizer(rng)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     fields = gpt2(rng) if kind == "gpt2" else like_llama(rng, kind)

@@ -31,7 +31,8 @@ try:
     import torch
     from safetensors.torch import load_file
     from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                              MistralConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
+                              MistralConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen2Config, Qwen3Config,
+                              Qwen3MoeConfig)
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
@@ -138,6 +139,17 @@ def random_families():
                                rope_parameters=llama3, tie_word_embeddings=True, head_dim=32),
         "mistral": MistralConfig(**common, num_key_value_heads=1, intermediate_size=120, sliding_window=None,
                                  rope_parameters=plain, tie_word_embeddings=False),
+        "mistral-window": MistralConfig(**common, num_key_value_heads=2, intermediate_size=120, sliding_window=7,
+                                        rope_parameters=plain, tie_word_embeddings=False),
+        "qwen2": Qwen2Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
+                             rope_parameters=dict(plain, rope_theta=1000000.0), tie_word_embeddings=True),
+        "qwen2-windows": Qwen2Config(**common, num_key_value_heads=1, intermediate_size=96, rms_norm_eps=1e-6,
+                                     rope_parameters=plain, tie_word_embeddings=False, use_sliding_window=True,
+                                     sliding_window=7, max_window_layers=1),
+        "qwen3-windows": Qwen3Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6, head_dim=32,
+                                     rope_parameters=plain, tie_word_embeddings=False, use_sliding_window=True,
+                                     sliding_window=5, max_window_layers=0,
+                                     layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
         "qwen3": Qwen3Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6, head_dim=32,
                              rope_parameters=dict(plain, rope_theta=1000000.0), tie_word_embeddings=True),
         "olmo2": Olmo2Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
@@ -162,13 +174,14 @@ def own_names(name, tensors):
                "lm_head.weight": "lm_head.weight"}
     if name in outside:
         return tensors[outside[name]]
-    _, layer, kind = name.removesuffix(".weight").split(".", 2)
+    name, ending = name.rsplit(".", 1)   # weight or bias
+    _, layer, kind = name.split(".", 2)
     fused = {"mlp.experts.c_fc": "gate_up_proj", "mlp.experts.c_proj": "down_proj"}   # of transformers 5, (experts, ...)
     if kind in fused:
         return tensors[f"model.layers.{layer}.mlp.experts.{fused[kind]}"].flatten(0, 1)
     if f"model.layers.{layer}.post_feedforward_layernorm.weight" in tensors:   # OLMo2: norms come after
         parts.update(ln_1=["post_attention_layernorm"], ln_2=["post_feedforward_layernorm"])
-    return torch.cat([tensors[f"model.layers.{layer}.{part}.weight"] for part in parts[kind]])
+    return torch.cat([tensors[f"model.layers.{layer}.{part}.{ending}"] for part in parts[kind]])
 
 
 def compare_training(args, model, steps=20, rate=1e-3, z_loss=1e-3):

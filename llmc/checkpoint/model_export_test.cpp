@@ -25,7 +25,7 @@ ModelConfig through_config_json(const ModelConfig& config) {
 ModelConfig small_llama() {
     ModelConfig config = custom_model_config(3, 4, 128, 24, 101);
     config.norm = NormKind::rms, config.positions = PositionKind::rotary;
-    config.mlp = MlpKind::swiglu, config.bias = false;
+    config.mlp = MlpKind::swiglu, config.bias = Bias::none;
     return config;
 }
 
@@ -47,12 +47,13 @@ TEST_CASE("model export: every value of every field of a model comes back from c
                 CHECK(through_config_json(config) == config);
                 CHECK(beyond_llmc(config).empty() ==
                       (!llama && as_dense && (field.basic || field.same(config, plain))));
-                const bool qwen3 = config.qk_norm == QkNorm::head;   // a Llama with it is one
+                // a Llama with either is one of these
+                const bool qwen = config.qk_norm == QkNorm::head || config.bias == Bias::qkv;
                 const bool of_mixtral = std::string(field.name).starts_with("expert") || field.of_training;
                 const bool of_mistral = std::string(field.name) == "window";
                 const bool has_key =
                     field.basic ||
-                    (llama ? field.llama_key != nullptr || qwen3 || of_mixtral || of_mistral : field.gpt2);
+                    (llama ? field.llama_key != nullptr || qwen || of_mixtral || of_mistral : field.gpt2);
                 CHECK(beyond_hugging_face(config).empty() ==
                       ((llama || as_dense) && (has_key || field.same(config, plain))));
                 beyond += !beyond_hugging_face(config).empty();
@@ -91,9 +92,9 @@ TEST_CASE("model export: norms after sublayers and of rows of queries and keys a
     config.qk_norm = QkNorm::row;
     CHECK(std::string(family_of(config).model_type) == "olmo2");
     CHECK(through_config_json(config) == config);
-    config.bias = true;
+    config.bias = Bias::all;
     CHECK(beyond_hugging_face(config) == "--bias 1");
-    config.bias = false, config.norm_position = NormPosition::before;
+    config.bias = Bias::none, config.norm_position = NormPosition::before;
     CHECK(beyond_hugging_face(config) == "--qk-norm row");
 }
 
@@ -151,7 +152,7 @@ TEST_CASE("model export: a model that was read as a Mistral is written as one, u
     ModelConfig changed = llama;
     changed.model_type = "mistral", changed.qk_norm = QkNorm::head;
     CHECK(std::string(family_of(changed).model_type) == "qwen3");
-    changed.qk_norm = QkNorm::none, changed.bias = true;
+    changed.qk_norm = QkNorm::none, changed.bias = Bias::all;
     CHECK(is_only_ours(family_of(changed)));
     changed = llama, changed.model_type = "train_gpt";
     CHECK(std::string(family_of(changed).model_type) == "llama");

@@ -97,7 +97,10 @@ std::vector<ModelField> make_fields() {
     named(field<&Config::mlp>("mlp", "mlp",
                               "the MLP's activation: GELU, as in GPT-2, SwiGLU, as in Llama, or squared ReLU"),
           mlp_names, false);
-    named(field<&Config::bias>("bias", "bias", "linear layers have biases, as in GPT-2"), {"0", "1"}, false);
+    named(field<&Config::bias>("bias", "bias",
+                               "biases of all linear layers, as in GPT-2, of none, or of queries, keys and values "
+                               "alone, as in Qwen2"),
+          {"0", "1", "qkv"}, false);
     named(field<&Config::qk_norm>("qk-norm", "qk_norm",
                                   "RMSNorm of each head of queries and keys, as in Qwen3, or of whole rows of them, "
                                   "as in OLMo2"),
@@ -241,6 +244,14 @@ bool ModelField::read(ModelConfig& config, const std::string& value) const {
     if (!is_number() || status != std::errc() || end != value.data() + value.size()) return false;
     if (!(number >= 0 && number <= 1e9) || (whole && number != std::floor(number))) return false;
     return set(config, number), true;
+}
+
+bool ModelField::same(const ModelConfig& a, const ModelConfig& b) const {
+    if (get(a) == get(b)) return true;
+    if (!is_pattern || a.layers != b.layers || a.window == 0 || b.window == 0) return false;
+    std::int64_t layer = 0;
+    while (layer < a.layers && a.slides(layer) == b.slides(layer)) layer++;
+    return layer == a.layers;
 }
 
 bool ModelField::is_default(const ModelConfig& config) const {

@@ -34,6 +34,9 @@ struct MlpTraits {
 const MlpTraits& traits_of(MlpKind kind);
 // RMSNorm of queries and keys before rotation: of each head (Qwen3), or of all heads of a row (OLMo2).
 enum class QkNorm : std::uint8_t { none, head, row };
+// Linear layers that have biases: none, all but the classifier and the experts (GPT-2), or that of queries, keys and
+// values alone (Qwen2).
+enum class Bias : std::uint8_t { none, all, qkv };
 // Score by which a mixture's router chooses experts (llmc/kernels/experts/router.cuh).
 enum class RouterScore : std::uint8_t { softmax, sigmoid };
 
@@ -54,7 +57,7 @@ struct ModelConfig {
     double rope_factor = 1;                                       // 1 without scaling
     double rope_low_freq_factor = 1, rope_high_freq_factor = 4;   // llama3 as in Llama 3.1
     MlpKind mlp = MlpKind::gelu;
-    bool bias = true;   // in all linear layers but the classifier and the experts
+    Bias bias = Bias::all;
     QkNorm qk_norm = QkNorm::none;
     std::int64_t window = 0;   // keys that a query sees in a layer that slides, its own the last; 0: none slides
     // S: the layer slides, L: its queries see all keys; repeats over the layers. Empty: all slide, if there is a
@@ -116,7 +119,7 @@ struct ModelField {
     const char* llama_key = nullptr;   // in config.json of models of Llama's kind; null: it has none
     double (*get)(const ModelConfig&);
     void (*set)(ModelConfig&, double);
-    std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number. A flag has "0" and "1".
+    std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number
     bool is_pattern = false;                // its text is a pattern of layers, whose number pattern_number says
     bool whole = true;                      // the number must be whole
     bool basic = false;                     // a size that every model states; its option is not made from this table
@@ -128,10 +131,12 @@ struct ModelField {
     int llmc = -1;      // the int32 of an llm.c model file's header
 
     bool is_number() const { return values.empty() && !is_pattern; }
+    // True for a field whose first values are "0" and "1", in files false and true; others may follow.
     bool is_flag() const { return !values.empty() && values[0][0] == '0'; }
     std::string value_of(const ModelConfig& config) const;
     bool read(ModelConfig& config, const std::string& value) const;   // returns false if there is no such value
-    bool same(const ModelConfig& a, const ModelConfig& b) const { return get(a) == get(b); }
+    // True if the models have the same value, or patterns by which the same layers slide.
+    bool same(const ModelConfig& a, const ModelConfig& b) const;
     // True if the model has the field's default: GPT-2's value.
     bool is_default(const ModelConfig& config) const;
 };

@@ -73,9 +73,9 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     std::vector<ModelConfig> kinds(13, custom_model_config(3, 2, 32, 16, 97));
     kinds[1].tied = false;
     kinds[2].norm = NormKind::rms;
-    kinds[3] = llama_like(kinds[3], 1);
+    kinds[3] = llama_like(kinds[3], 1), kinds[3].bias = Bias::qkv;
     kinds[4] = llama_like(custom_model_config(2, 4, 64, 16, 97), 2);
-    kinds[4].own_head_size = 32, kinds[4].bias = true, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
+    kinds[4].own_head_size = 32, kinds[4].bias = Bias::all, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
     kinds[4].qk_norm = QkNorm::head;
     kinds[5].norm_position = NormPosition::after;
     kinds[6] = kinds[4], kinds[6].norm_position = NormPosition::after, kinds[6].qk_norm = QkNorm::row;

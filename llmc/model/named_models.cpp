@@ -49,15 +49,17 @@ constexpr std::array<NamedSize, 8> sizes_by_depth{{
 
 // Models of Llama's kind as they were published: llama2.c's stories15M and stories110M, MobileLLM 125M and 350M (Liu et
 // al., 2024; SmolLM 135M and 360M with a larger vocabulary), Llama 3.2 1B, and Llama 3 8B (Grattafiori et al., "The
-// Llama 3 herd of models", 2024); and Qwen3 0.6B, 1.7B and 8B (Yang et al., "Qwen3 technical report", 2025), which have
-// norms of heads. They have the positions of their first training and, unless another is given, GPT-2's vocabulary.
+// Llama 3 herd of models", 2024); Qwen2.5 0.5B, 1.5B, 3B and 7B (Yang et al., "Qwen2.5 technical report", 2024), which
+// have biases of queries, keys and values; and Qwen3 0.6B, 1.7B and 8B (Yang et al., "Qwen3 technical report", 2025),
+// which have norms of heads. They have the positions of their first training and, unless another is given, GPT-2's
+// vocabulary.
 struct LlamaSize {
     NamedSize size;
     std::int64_t kv_heads, mlp_width, context;
     double rope_theta;
     bool tied;
     std::int64_t head_size = 0;   // 0: channels / heads
-    bool qk_norm = false;
+    bool qk_norm = false, qkv_bias = false;
 };
 constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"15M", 6, 288, 6}, 6, 768, 256, 10000, true},
@@ -66,6 +68,12 @@ constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"350M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
     {{"1B", 16, 2048, 32}, 8, 8192, 8192, 500000, true},
     {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
+}};
+constexpr std::array<LlamaSize, 4> qwen2_sizes{{
+    {{"500M", 24, 896, 14}, 2, 4864, 4096, 1e6, true, 0, false, true},
+    {{"1500M", 28, 1536, 12}, 2, 8960, 4096, 1e6, true, 0, false, true},
+    {{"3B", 36, 2048, 16}, 2, 11008, 4096, 1e6, true, 0, false, true},
+    {{"7B", 28, 3584, 28}, 4, 18944, 4096, 1e6, false, 0, false, true},
 }};
 constexpr std::array<LlamaSize, 3> qwen3_sizes{{
     {{"600M", 28, 1024, 16}, 8, 3072, 4096, 1e6, true, 128, true},
@@ -109,7 +117,7 @@ ModelConfig make(const LlamaSize& from) {
     config.positions = PositionKind::rotary;
     config.rope_theta = from.rope_theta;
     config.mlp = MlpKind::swiglu;
-    config.bias = false;
+    config.bias = from.qkv_bias ? Bias::qkv : Bias::none;
     config.own_kv_heads = from.kv_heads;
     config.own_mlp_width = from.mlp_width;
     config.own_head_size = from.head_size;
@@ -150,7 +158,7 @@ bool starts_with_number(const std::string& text, std::size_t position) {
 }   // namespace
 
 bool is_descriptor(const std::string& text) {
-    for (const char* family : {"gpt2:", "gpt3:", "llama:", "qwen3:"}) {
+    for (const char* family : {"gpt2:", "gpt3:", "llama:", "qwen2:", "qwen3:"}) {
         if (text.starts_with(family)) return true;
     }
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
@@ -158,7 +166,8 @@ bool is_descriptor(const std::string& text) {
 
 std::string model_names() {
     return text(list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
-                list_names("llama:", llama_sizes), ", ", list_names("qwen3:", qwen3_sizes),
+                list_names("llama:", llama_sizes), ", ", list_names("qwen2:", qwen2_sizes), ", ",
+                list_names("qwen3:", qwen3_sizes),
                 ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768)");
 }
 
@@ -175,6 +184,7 @@ ModelConfig model_config(const std::string& descriptor) {
         if (descriptor == text("gpt3:", size.name)) return make(size, gpt3_context);
     }
     if (const auto llama = find_llama(llama_sizes, "llama:", descriptor)) return *llama;
+    if (const auto qwen2 = find_llama(qwen2_sizes, "qwen2:", descriptor)) return *qwen2;
     if (const auto qwen3 = find_llama(qwen3_sizes, "qwen3:", descriptor)) return *qwen3;
     no_such_model(descriptor);
 }

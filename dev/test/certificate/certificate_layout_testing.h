@@ -35,7 +35,7 @@ enum class Targets : std::uint8_t {
 
 // The model that is trained: GPT-2, GPT-2 with RMSNorm, Llama's kind (rotary positions, SwiGLU, no biases, and groups
 // of heads that share keys and values, with norms of heads; trained with a z-loss), or OLMo2's: Llama's with norms
-// after sublayers, and of whole rows of queries and keys.
+// after sublayers, and of whole rows of queries and keys; here with biases of queries, keys and values, as in Qwen2.
 enum class ModelKind : std::uint8_t { gpt2, rms, llama, olmo2 };
 
 struct Layout {
@@ -135,10 +135,12 @@ inline ModelConfig model(const Layout& layout) {
     if (layout.like_llama()) {
         config.positions = PositionKind::rotary, config.rope_theta = 100;
         config.mlp = MlpKind::swiglu, config.own_mlp_width = 24 * heads;
-        config.bias = false, config.qk_norm = QkNorm::head;
+        config.bias = Bias::none, config.qk_norm = QkNorm::head;
         config.own_kv_heads = layout.kv_heads, config.own_head_size = 16;
     }
-    if (layout.kind == ModelKind::olmo2) config.norm_position = NormPosition::after, config.qk_norm = QkNorm::row;
+    if (layout.kind == ModelKind::olmo2) {
+        config.norm_position = NormPosition::after, config.qk_norm = QkNorm::row, config.bias = Bias::qkv;
+    }
     config.window = layout.window;
     if (layout.window > 0) config.layer_pattern = "SL";
     if (layout.experts > 0) {

@@ -59,7 +59,7 @@ inline ModelConfig config_of(const Case& c, std::int64_t channels = 24) {
     if (c.experts > 0) config.experts = c.experts, config.shared_experts = 1, config.own_expert_width = 8;
     if (c.kv_heads > 0) config.heads = 6, config.own_kv_heads = c.kv_heads, config.own_head_size = 8;
     if (c.llama) {
-        config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.bias = false;
+        config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.bias = Bias::none;
         config.mlp = MlpKind::swiglu, config.own_mlp_width = 48, config.own_head_size = 16, config.qk_norm = *c.llama;
     }
     if (c.field != nullptr) config = plain_for(*c.field, of_four_heads()), c.field->set(config, c.value);

@@ -24,7 +24,7 @@ ModelConfig olmoe(int shared_experts) {
     config.mlp = MlpKind::swiglu;
     config.norm = NormKind::rms;
     config.positions = PositionKind::rotary;
-    config.bias = false;
+    config.bias = Bias::none;
     config.experts = 64;
     config.own_experts_per_token = 8;
     config.own_expert_width = C / 2;

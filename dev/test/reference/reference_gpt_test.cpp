@@ -114,7 +114,8 @@ TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with centra
         if (kv_heads == 4) config.own_head_size = 32;
         if (kv_heads != 1) config.qk_norm = kv_heads == 2 ? QkNorm::head : QkNorm::row;
         if (kv_heads != 2) config.norm_position = NormPosition::after;
-        if (kv_heads == 1) config.bias = true, config.mlp = MlpKind::gelu;
+        if (kv_heads == 4) config.bias = Bias::qkv;
+        if (kv_heads == 1) config.bias = Bias::all, config.mlp = MlpKind::gelu;
         if (kv_heads != 2) config.rope_factor = 8;
         if (kv_heads != 2) config.rope_scaling = kv_heads == 1 ? RopeScaling::llama3 : RopeScaling::linear;
         check_gradients(config, kv_heads == 2 ? 0.1 : 0.0);

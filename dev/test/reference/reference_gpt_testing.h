@@ -21,7 +21,7 @@ inline ModelConfig llama_like(ModelConfig config, std::int64_t kv_heads) {
     config.positions = PositionKind::rotary;
     config.rope_theta = 500;
     config.mlp = MlpKind::swiglu;
-    config.bias = false;
+    config.bias = Bias::none;
     config.own_kv_heads = kv_heads;
     return config;
 }

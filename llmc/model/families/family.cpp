@@ -8,6 +8,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
+#include "llmc/model/families/layer_windows.h"
 #include "llmc/model/families/rope_scaling.h"
 
 namespace {
@@ -28,6 +29,7 @@ struct LeftOut {
 constexpr LeftOut left_out[] = {
     {"llama", 1e-6, 0, 0, 11008, 10000},      // LlamaConfig
     {"mistral", 1e-6, 8, 0, 14336, 10000},    // MistralConfig
+    {"qwen2", 1e-6, 32, 0, 22016, 10000},     // Qwen2Config
     {"qwen3", 1e-6, 32, 128, 22016, 10000},   // Qwen3Config
     {"olmo2", 1e-5, 0, 0, 11008, 10000},      // Olmo2Config
     {"mixtral", 1e-5, 8, 0, 0, 1000000},      // MixtralConfig
@@ -52,20 +54,21 @@ std::vector<ModelFamily> with_fields_left_out(std::vector<ModelFamily> families)
 
 const std::vector<ModelFamily>& families() {
     const ModelConfig llama{
-        .norm = NormKind::rms, .positions = PositionKind::rotary, .mlp = MlpKind::swiglu, .bias = false};
+        .norm = NormKind::rms, .positions = PositionKind::rotary, .mlp = MlpKind::swiglu, .bias = Bias::none};
     const std::vector<ModelFamily::Setting> of_gpt2 = {{"activation_function", "gelu_new"},
                                                        {"scale_attn_weights", true, false},
                                                        {"scale_attn_by_inverse_layer_idx", false, false}};
     const std::vector<ModelFamily::Setting> of_llama = {
         {"hidden_act", "silu"}, {"attention_bias", false}, {"mlp_bias", false}};
+    ModelConfig qwen2 = llama;
+    qwen2.bias = Bias::qkv;
     ModelConfig qwen3 = llama;
     qwen3.qk_norm = QkNorm::head;
     ModelConfig olmo2 = llama;
     olmo2.norm_position = NormPosition::after;
     olmo2.qk_norm = QkNorm::row;
-    const std::vector<ModelFamily::Setting> of_olmo2 = {{"hidden_act", "silu"}, {"attention_bias", false}};
-    const std::vector<ModelFamily::Setting> of_qwen3 = {
-        {"hidden_act", "silu"}, {"attention_bias", false}, {"use_sliding_window", false}};
+    const std::vector<ModelFamily::Setting> silu = {{"hidden_act", "silu"}},
+                                            silu_unbiased = {{"hidden_act", "silu"}, {"attention_bias", false}};
     // for mixtures of experts; their number and width are always said
     auto of_experts = [](ModelConfig like, bool router_norm) {
         like.experts = 1, like.router_norm = router_norm;
@@ -74,7 +77,8 @@ const std::vector<ModelFamily>& families() {
     ModelConfig olmoe = llama;
     olmoe.qk_norm = QkNorm::row;
     const std::vector<ModelFamily::Setting> of_mixtral = {{"hidden_act", "silu"}, {"router_jitter_noise", 0.0}};
-    std::vector<ModelFamily::Setting> of_qwen3_moe = of_qwen3, of_olmoe = of_olmo2;
+    std::vector<ModelFamily::Setting> of_qwen3_moe = silu_unbiased, of_olmoe = silu_unbiased;
+    of_qwen3_moe.push_back({"use_sliding_window", false});
     of_qwen3_moe.push_back({"decoder_sparse_step", 1});
     of_qwen3_moe.push_back({"mlp_only_layers", Json::array()});
     of_olmoe.push_back({"clip_qkv", nullptr});
@@ -88,7 +92,7 @@ const std::vector<ModelFamily>& families() {
         all_keys.push_back({"router-norm", "norm_topk_prob"});
         return all_keys;
     };
-    const ModelFamily::Key window{"window", "sliding_window", true};
+    const ModelFamily::Key window{"window", "sliding_window", true}, layers{"layer-pattern", "layer_types", true};
     auto with_window = [&](std::vector<ModelFamily::Key> all_keys) {
         all_keys.push_back(window);
         return all_keys;
@@ -101,15 +105,22 @@ const std::vector<ModelFamily>& families() {
     static const std::vector<ModelFamily> all = with_fields_left_out({
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
-        {"mistral", "MistralForCausalLM", true, mistral, {{"hidden_act", "silu"}}, {window}},
-        {"qwen3", "Qwen3ForCausalLM", true, qwen3, of_qwen3},
-        {"olmo2", "Olmo2ForCausalLM", true, olmo2, of_olmo2},
+        {"mistral", "MistralForCausalLM", true, mistral, silu, {window}},
+        {"qwen2", "Qwen2ForCausalLM", true, qwen2, silu, {window, layers}},
+        {"qwen3", "Qwen3ForCausalLM", true, qwen3, silu_unbiased, {window, layers}},
+        {"olmo2", "Olmo2ForCausalLM", true, olmo2, silu_unbiased},
         {"mixtral", "MixtralForCausalLM", true, of_experts(llama, true), of_mixtral, mixtral_keys},
         {"qwen3_moe", "Qwen3MoeForCausalLM", true, of_experts(qwen3, false), of_qwen3_moe, qwen3_moe_keys},
         {"olmoe", "OlmoeForCausalLM", true, of_experts(olmoe, false), of_olmoe, olmoe_keys},
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
     });
     return all;
+}
+
+// True if config.json says each layer's window (layer_windows.h).
+bool has_layer_windows(const ModelFamily& family) {
+    return std::ranges::any_of(
+        family.keys, [](const ModelFamily::Key& row) { return std::string_view(row.field) == "layer-pattern"; });
 }
 
 // Returns the value that null gives to a field, or none where null says nothing: to a flag the family's default; 0 to a
@@ -136,10 +147,11 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
         value = json.find(key = "num_local_experts");   // its name in a Qwen3-MoE by transformers 5
     }
     if (value == nullptr || (value->is_null() && field.basic)) return std::nullopt;
+    const bool has_more = field.values.size() > 2;   // than false and true: names
     try {
         const std::optional<double> of_null = value_of_null(family, field);
         if (value->is_null() && of_null) return of_null;
-        if (field.is_flag()) return value->as_bool();
+        if (field.is_flag() && !(has_more && value->is_text())) return value->as_bool();
         if (field.is_number()) {
             const double number =
                 field.whole ? static_cast<double>(value->as_whole(std::uint64_t{1} << 28)) : value->as_number();
@@ -148,7 +160,7 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
         if (ModelConfig read; field.read(read, value->as_text())) return field.get(read);
     } catch (const JsonError&) {
     }
-    const char* const expected = field.is_flag()      ? "true or false"
+    const char* const expected = field.is_flag()      ? has_more ? "true, false or a known name" : "true or false"
                                  : field.is_pattern   ? "letters S and L"
                                  : !field.is_number() ? "a known name"
                                  : field.whole        ? "a size"
@@ -166,6 +178,7 @@ const FileNames& llama_names(const ModelFamily& family, ExpertForm form) {
         {"lm_head.weight", {"lm_head.weight"}},
         {"ln_1.weight", {"input_layernorm.weight"}},
         {"attn.c_attn.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+        {"attn.c_attn.bias", {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}},
         {"attn.c_proj.weight", {"self_attn.o_proj.weight"}},
         {"attn.q_norm.weight", {"self_attn.q_norm.weight"}},
         {"attn.k_norm.weight", {"self_attn.k_norm.weight"}},
@@ -256,6 +269,7 @@ std::string beyond_hugging_face(const ModelConfig& config) {
     const bool experts = config.experts > 0;
     return find_family(!like_llama                                ? "gpt2"
                        : like_olmo2                               ? "olmo2"
+                       : config.bias == Bias::qkv && !experts     ? "qwen2"
                        : config.qk_norm == QkNorm::head           ? (experts ? "qwen3_moe" : "qwen3")
                        : experts && config.qk_norm == QkNorm::row ? "olmoe"
                        : experts                                  ? "mixtral"
@@ -322,7 +336,8 @@ std::string with_keys(std::string message, const ModelFamily& family) {
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
-    const Json json = family->llama ? with_rope_scaling_flat(given, path) : given;
+    Json json = family->llama ? with_rope_scaling_flat(given, path) : given;
+    if (has_layer_windows(*family)) json = with_layer_windows_flat(json, path);
     ModelConfig config = family->implied;
     config.model_type = family->model_type;
     for (const ModelField& field : model_fields()) {
@@ -359,20 +374,24 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         const double value = field.get(config);
         const ModelFamily::Key* const own = family.own_key(field);
         const bool is_none = value == 0 && own != nullptr && own->may_be_left_out;   // left out it may mean another
-        json.add(key, is_none              ? Json(nullptr)
-                      : field.is_flag()    ? Json(value != 0)
-                      : !field.is_number() ? Json(field.value_of(config))
-                      : field.whole        ? Json(static_cast<std::int64_t>(value))
-                                           : Json(value));
+        json.add(key, is_none                         ? Json(nullptr)
+                      : field.is_flag() && value <= 1 ? Json(value != 0)
+                      : !field.is_number()            ? Json(field.value_of(config))
+                      : field.whole                   ? Json(static_cast<std::int64_t>(value))
+                                                      : Json(value));
         if (std::string_view(key) == "n_positions") json.add("n_ctx", static_cast<std::int64_t>(value));
     };
-    const auto is_apart = [&](const ModelField& field) { return family.llama && field.in_rope_scaling; };
+    const auto is_apart = [&](const ModelField& field) {
+        const bool of_windows = std::string_view(field.name) == "window" || field.is_pattern;
+        return (family.llama && field.in_rope_scaling) || (of_windows && has_layer_windows(family));
+    };
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
     }
     for (const ModelFamily::Setting& setting : family.settings) {
         if (setting.written) json.add(setting.key, setting_of(setting, config));
     }
+    if (has_layer_windows(family)) add_layer_windows(json, config);
     for (const ModelField& field : model_fields()) {
         if (!field.whole && field.get(config) != 0 && !is_apart(field)) add(field);
     }

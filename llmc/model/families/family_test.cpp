@@ -33,7 +33,8 @@ std::string refused(const std::string& type, const std::string& more) {
 
 bool has(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
 
-constexpr const char* of_llamas_kind[] = {"llama", "mistral", "qwen3", "olmo2", "mixtral", "qwen3_moe", "olmoe"};
+constexpr const char* of_llamas_kind[] = {"llama", "mistral", "qwen2",     "qwen3",
+                                          "olmo2", "mixtral", "qwen3_moe", "olmoe"};
 
 // As Llama 3.1, but what `more` says.
 std::string llama3(const std::string& more) {
@@ -51,10 +52,10 @@ TEST_CASE("families: fields that config.json leaves out mean what transformers' 
         std::int64_t kv_heads, head_size, mlp_width;   // for 32 heads, 1024 channels
         double rope_theta;
     };
-    constexpr Expected recorded[] = {{"llama", 1e-6, 32, 32, 11008, 1e4},  {"mistral", 1e-6, 8, 32, 14336, 1e4},
-                                     {"qwen3", 1e-6, 32, 128, 22016, 1e4}, {"olmo2", 1e-5, 32, 32, 11008, 1e4},
-                                     {"mixtral", 1e-5, 8, 32, 0, 1e6},     {"qwen3_moe", 1e-6, 4, 32, 0, 1e4},
-                                     {"olmoe", 1e-5, 32, 32, 0, 1e4}};
+    constexpr Expected recorded[] = {{"llama", 1e-6, 32, 32, 11008, 1e4}, {"mistral", 1e-6, 8, 32, 14336, 1e4},
+                                     {"qwen2", 1e-6, 32, 32, 22016, 1e4}, {"qwen3", 1e-6, 32, 128, 22016, 1e4},
+                                     {"olmo2", 1e-5, 32, 32, 11008, 1e4}, {"mixtral", 1e-5, 8, 32, 0, 1e6},
+                                     {"qwen3_moe", 1e-6, 4, 32, 0, 1e4},  {"olmoe", 1e-5, 32, 32, 0, 1e4}};
     for (const Expected& row : recorded) {
         INFO(row.type);
         const ModelConfig config = read(row.type);
@@ -189,7 +190,7 @@ TEST_CASE("families: a config.json without a model_type is a GPT-2's if its fiel
         } catch (const Error& error) {
             CHECK(error.kind() == ErrorKind::bad_data);
             if (has(error.message(), "of a GPT-2")) {
-                CHECK(has(error.hint(), "one of \"gpt2\", \"llama\", \"mistral\", \"qwen3\""));
+                CHECK(has(error.hint(), "one of \"gpt2\", \"llama\", \"mistral\", \"qwen2\""));
             }
             return error.message();
         }
@@ -233,7 +234,83 @@ TEST_CASE("families: a sliding window is what sliding_window says, without it th
         CHECK(has(refused("mixtral", text(", \"sliding_window\": ", wrong)),
                   text("\"sliding_window\" is ", wrong, ", expected a size")));
     }
-    CHECK(has(refused("qwen3", ", \"use_sliding_window\": true"), "\"use_sliding_window\" is true, only false"));
+    CHECK(has(refused("qwen3_moe", ", \"use_sliding_window\": true"), "\"use_sliding_window\" is true, only false"));
+}
+
+TEST_CASE("families: a Qwen2's and a Qwen3's window is none unless it is switched on, and is of some layers") {
+    const std::string on = ", \"use_sliding_window\": true";
+    auto read_four = [](const std::string& type, const std::string& fields) {
+        const char* const sizes =
+            "\"num_hidden_layers\": 4, \"num_attention_heads\": 2, \"hidden_size\": 64, \"vocab_size\": 300, "
+            "\"max_position_embeddings\": 64, \"num_key_value_heads\": 1";
+        const Json json = parse_json(text("{\"model_type\": \"", type, "\", ", sizes, fields, "}"));
+        return read_hugging_face_config(json, "config.json");
+    };
+    auto types = [](const char* letters) {
+        std::string list;
+        for (const char* letter = letters; *letter != 0; letter++) {
+            list += text(list.empty() ? "" : ", ", *letter == 'S' ? "\"sliding_attention\"" : "\"full_attention\"");
+        }
+        return text(", \"layer_types\": [", list, "]");
+    };
+    for (const char* type : {"qwen2", "qwen3"}) {
+        INFO(std::string(type));
+        // a window that is switched off is not looked at, as in published Qwen2.5 files
+        for (const char* off :
+             {"", ", \"use_sliding_window\": false", ", \"sliding_window\": 8, \"max_window_layers\": 1",
+              ", \"use_sliding_window\": false, \"sliding_window\": 32768, \"max_window_layers\": 2",
+              ", \"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 0",
+              ", \"use_sliding_window\": true, \"sliding_window\": 8",
+              ", \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 4",
+              ", \"sliding_window\": -1"}) {
+            INFO(std::string(off));
+            const ModelConfig config = read_four(type, off);
+            CHECK(config.window == 0);
+            CHECK(config.layer_pattern.empty());
+        }
+        auto check = [&](const std::string& fields, std::int64_t window, const char* pattern) {
+            const ModelConfig config = read_four(type, fields);
+            CHECK(config.window == window);
+            CHECK(config.layer_pattern == pattern);
+            const Json written = hugging_face_config(config, "float32");
+            CHECK(*written.find("model_type") == Json(type));
+            CHECK(*written.find("use_sliding_window") == Json(true));
+            CHECK(read_hugging_face_config(written, "config.json") == config);
+            return written;
+        };
+        check(on + ", \"max_window_layers\": 0", 4096, "");
+        const Json late = check(on + ", \"sliding_window\": 8, \"max_window_layers\": 3", 8, "LLLS");
+        CHECK(*late.find("max_window_layers") == Json(3));
+        CHECK(late.find("layer_types")->elements().size() == 4);
+        CHECK(late.find("layer_pattern") == nullptr);
+        check(on + ", \"sliding_window\": 8" + types("SLSL"), 8, "SL");
+        check(on + ", \"sliding_window\": 8, \"max_window_layers\": 3" + types("SSSL"), 8, "SSSL");   // types count
+        check(on + ", \"sliding_window\": 8" + types("SSSS"), 8, "");
+        ModelConfig repeated = read_four(type, on + ", \"sliding_window\": 8" + types("SLSL"));
+        repeated.layer_pattern = "SLSL";   // as an option may say it
+        CHECK(read_hugging_face_config(hugging_face_config(repeated, "float32"), "config.json") == repeated);
+        auto message = [&](const std::string& fields) {
+            try {
+                read_four(type, fields);
+            } catch (const Error& error) {
+                CHECK(error.kind() == ErrorKind::bad_data);
+                return error.message();
+            }
+            return std::string();
+        };
+        CHECK(has(message(", \"use_sliding_window\": 1"), "\"use_sliding_window\" is 1, expected true or false"));
+        CHECK(has(message(on + ", \"max_window_layers\": 0, \"sliding_window\": 0"),
+                  "\"sliding_window\" is 0, expected"));
+        CHECK(has(message(on + ", \"max_window_layers\": -1"), "\"max_window_layers\" is -1, expected"));
+        CHECK(has(message(on + types("SLS")), "expected the types of 4 layers"));
+        CHECK(has(message(on + ", \"layer_types\": [1, 2, 3, 4]"), "\"layer_types\" has 1, only"));
+        CHECK(has(message(types("SLSL")), "\"use_sliding_window\" is not true"));
+    }
+    const std::string many = ", \"use_sliding_window\": true, \"max_window_layers\": 40";
+    const char* const sizes =
+        "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 64, \"num_attention_heads\": 32, "
+        "\"hidden_size\": 1024, \"vocab_size\": 300, \"max_position_embeddings\": 64";
+    CHECK_THROWS_AS(read_hugging_face_config(parse_json(sizes + many + "}"), "config.json"), Error);
 }
 
 TEST_CASE("families: a model that the program does not have is refused by the names of fields, not of options") {

@@ -339,7 +339,7 @@ TEST_CASE("weight_source: tensors that the model has no place for are refused by
 TEST_CASE("weight_source: a Llama's inverse frequencies are passed over, layers, biases and norms are not") {
     ModelConfig config = small;
     config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.mlp = MlpKind::swiglu;
-    config.bias = false, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
+    config.bias = Bias::none, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
     const ParamTable table(config);
     auto message = [&](const std::string& name) {
         TemporaryFolder folder;
@@ -369,7 +369,7 @@ TEST_CASE("weight_source: a Llama's inverse frequencies are passed over, layers,
 TEST_CASE("weight_source: the file of an element is that of its block of rows") {
     ModelConfig config = small;
     config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.mlp = MlpKind::swiglu;
-    config.bias = false, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
+    config.bias = Bias::none, config.own_head_size = 16, config.own_mlp_width = 32, config.tied = true;
     const ParamTable table(config);
     TemporaryFolder folder;
     Json map = Json::object();
@@ -401,6 +401,27 @@ TEST_CASE("weight_source: the file of an element is that of its block of rows") 
             CHECK(weights->file_of(param, (tensor.first_row + tensor.rows) * param.tensor.cols - 1) == expected);
         }
     }
+}
+
+TEST_CASE("weight_source: the biases of a Qwen2's queries, keys and values are read from a tensor each") {
+    ModelConfig config = custom_model_config(2, 4, 64, 8, 50);
+    config.norm = NormKind::rms, config.positions = PositionKind::rotary, config.mlp = MlpKind::swiglu;
+    config.bias = Bias::qkv, config.own_kv_heads = 2;
+    const ParamTable table(config);
+    const StoredTensors tensors = experts_apart(table);
+    const TemporaryFolder folder;
+    write_folder(folder.path(), tensors, config, 2);
+    const auto weights = open_weights(real_files(), folder.path());
+    CHECK(std::string(weights->config().model_type) == "qwen2");
+    CHECK(weights->config() == config);
+    std::vector<float> expected;
+    for (const auto& [name, rows] : {std::pair("q", 64), {"k", 32}, {"v", 32}}) {
+        const Stored& stored = tensors.at(text("model.layers.1.self_attn.", name, "_proj.bias"));
+        CHECK(stored.shape == std::vector<std::int64_t>{rows});
+        expected.insert(expected.end(), stored.values.begin(), stored.values.end());
+    }
+    CHECK(weights->read(table[table.index("attn.c_attn.bias", 1)]) == expected);
+    for (const char* name : {"attn.c_proj.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"}) CHECK(table.find(name, 1) == -1);
 }
 
 TEST_CASE("weight_source: all experts of a layer in one tensor are the same model as each in its own") {

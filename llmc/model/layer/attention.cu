@@ -18,12 +18,12 @@ std::vector<ParamRow> Attention::parameters(const ModelConfig& config) {
     if (config.kv_heads() < config.heads) heads = {config.heads, config.kv_heads(), config.kv_heads()};
     std::vector<ParamRow> rows;
     Linear::add_parameters(
-        rows, config, "attn.c_attn",
+        rows, config.bias != Bias::none, "attn.c_attn",
         {.rows = q + 2 * kv, .cols = C, .cut = TensorCut::column_parallel, .blocks = qkv, .heads = heads},
         {.rows = q + 2 * kv, .cut = TensorCut::column_parallel, .blocks = qkv, .heads = heads}, false);
     for (ParamRow& row : QkNorms::parameters(config)) rows.push_back(std::move(row));
-    Linear::add_parameters(rows, config, "attn.c_proj", {.rows = C, .cols = q, .cut = TensorCut::row_parallel},
-                           {.rows = C}, true);
+    Linear::add_parameters(rows, config.bias == Bias::all, "attn.c_proj",
+                           {.rows = C, .cols = q, .cut = TensorCut::row_parallel}, {.rows = C}, true);
     return rows;
 }
 

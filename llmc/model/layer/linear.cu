@@ -15,7 +15,7 @@ Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, in
     if (bias >= 0 && adds_bias) bias_ = parameters.tensor(bias);
 }
 
-void Linear::add_parameters(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name, TensorSpec weight,
+void Linear::add_parameters(std::vector<ParamRow>& rows, bool has_bias, const char* name, TensorSpec weight,
                             TensorSpec bias, bool writes_residual) {
     rows.push_back({.name = text(name, ".weight"),
                     .tensor = std::move(weight),
@@ -24,7 +24,7 @@ void Linear::add_parameters(std::vector<ParamRow>& rows, const ModelConfig& conf
                     .decays = true,
                     .orthogonal = true,
                     .hf_transposed = true});
-    if (config.bias) rows.push_back({.name = text(name, ".bias"), .tensor = std::move(bias)});
+    if (has_bias) rows.push_back({.name = text(name, ".bias"), .tensor = std::move(bias)});
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

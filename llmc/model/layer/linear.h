@@ -16,9 +16,9 @@ public:
     Linear(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer);
     // `weight` and `bias` are indices of the parameter table; -1: no bias.
     Linear(const StageTools& tools, const ModelState<floatX>& parameters, int weight, int bias);
-    // Adds the parameters; `bias` only if the model has biases.
-    static void add_parameters(std::vector<ParamRow>& rows, const ModelConfig& config, const char* name,
-                               TensorSpec weight, TensorSpec bias, bool writes_residual);
+    // Adds the parameters; `bias` only if the layer has one.
+    static void add_parameters(std::vector<ParamRow>& rows, bool has_bias, const char* name, TensorSpec weight,
+                               TensorSpec bias, bool writes_residual);
 
     int out_channels() const { return out_; }
     int in_channels() const { return in_; }

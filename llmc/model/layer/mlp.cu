@@ -14,11 +14,12 @@ std::vector<ParamRow> Mlp::parameters(const ModelConfig& config) {
     const std::int64_t C = config.channels, F = config.mlp_width(), fc = config.fc_width();
     std::vector<std::int64_t> gate_and_up;
     if (config.gated()) gate_and_up = {F, F};
+    const bool has_bias = config.bias == Bias::all;
     std::vector<ParamRow> rows;
-    Linear::add_parameters(rows, config, "mlp.c_fc",
+    Linear::add_parameters(rows, has_bias, "mlp.c_fc",
                            {.rows = fc, .cols = C, .cut = TensorCut::column_parallel, .blocks = gate_and_up},
                            {.rows = fc, .cut = TensorCut::column_parallel, .blocks = gate_and_up}, false);
-    Linear::add_parameters(rows, config, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::row_parallel},
+    Linear::add_parameters(rows, has_bias, "mlp.c_proj", {.rows = C, .cols = F, .cut = TensorCut::row_parallel},
                            {.rows = C}, true);
     return rows;
 }

@@ -101,6 +101,10 @@ TEST_CASE("config: descriptors give the published sizes") {
     CHECK(count("llama:350M", 49152) == 361821120);      // SmolLM-360M
     CHECK(count("llama:1B", 128256) == 1235814400);      // Llama-3.2-1B
     CHECK(count("llama:8B", 128256) == 8030261248);      // Meta-Llama-3-8B
+    CHECK(count("qwen2:500M", 151936) == 494032768);     // Qwen2.5-0.5B
+    CHECK(count("qwen2:1500M", 151936) == 1543714304);   // Qwen2.5-1.5B
+    CHECK(count("qwen2:3B", 151936) == 3085938688);      // Qwen2.5-3B
+    CHECK(count("qwen2:7B", 152064) == 7615616512);      // Qwen2.5-7B
     CHECK(count("qwen3:600M", 151936) == 596049920);     // Qwen3-0.6B
     CHECK(count("qwen3:1700M", 151936) == 1720574976);   // Qwen3-1.7B
     CHECK(count("qwen3:8B", 151936) == 8190735360);      // Qwen3-8B
@@ -118,7 +122,7 @@ TEST_CASE("config: a token of a mixture has the FLOPs of its chosen and shared e
     // forward: 4 matrices of attention 4 x 2 x 16 x 16, its causal half 2 x 10 x 16, the router 2 x 4 x 16, three
     // experts of two matrices 3 x 2 x 2 x 8 x 16; both ways: three times that, and the classifier's 6 x 16 x 100
     CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 128 + 1536) + 9600);
-    config.mlp = MlpKind::swiglu, config.bias = false;   // three matrices
+    config.mlp = MlpKind::swiglu, config.bias = Bias::none;   // three matrices
     CHECK(flops_per_token(config, 10) == 3 * (2048 + 320 + 128 + 2304) + 9600);
     config.layers = 5;
     CHECK(flops_per_token(config, 10) == 5 * 3 * (2048 + 320 + 128 + 2304) + 9600);
