@@ -60,6 +60,7 @@ struct LlamaSize {
     bool tied;
     std::int64_t head_size = 0;   // 0: channels / heads
     bool qk_norm = false, qkv_bias = false;
+    double norm_eps = 1e-5;
 };
 constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"15M", 6, 288, 6}, 6, 768, 256, 10000, true},
@@ -70,15 +71,15 @@ constexpr std::array<LlamaSize, 6> llama_sizes{{
     {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
 }};
 constexpr std::array<LlamaSize, 4> qwen2_sizes{{
-    {{"500M", 24, 896, 14}, 2, 4864, 4096, 1e6, true, 0, false, true},
-    {{"1500M", 28, 1536, 12}, 2, 8960, 4096, 1e6, true, 0, false, true},
-    {{"3B", 36, 2048, 16}, 2, 11008, 4096, 1e6, true, 0, false, true},
-    {{"7B", 28, 3584, 28}, 4, 18944, 4096, 1e6, false, 0, false, true},
+    {{"500M", 24, 896, 14}, 2, 4864, 4096, 1e6, true, 0, false, true, 1e-6},
+    {{"1500M", 28, 1536, 12}, 2, 8960, 4096, 1e6, true, 0, false, true, 1e-6},
+    {{"3B", 36, 2048, 16}, 2, 11008, 4096, 1e6, true, 0, false, true, 1e-6},
+    {{"7B", 28, 3584, 28}, 4, 18944, 4096, 1e6, false, 0, false, true, 1e-6},
 }};
 constexpr std::array<LlamaSize, 3> qwen3_sizes{{
-    {{"600M", 28, 1024, 16}, 8, 3072, 4096, 1e6, true, 128, true},
-    {{"1700M", 28, 2048, 16}, 8, 6144, 4096, 1e6, true, 128, true},
-    {{"8B", 36, 4096, 32}, 8, 12288, 4096, 1e6, false, 128, true},
+    {{"600M", 28, 1024, 16}, 8, 3072, 4096, 1e6, true, 128, true, false, 1e-6},
+    {{"1700M", 28, 2048, 16}, 8, 6144, 4096, 1e6, true, 128, true, false, 1e-6},
+    {{"8B", 36, 4096, 32}, 8, 12288, 4096, 1e6, false, 128, true, false, 1e-6},
 }};
 
 constexpr std::int64_t channels_per_layer = 64;   // width of depths that sizes_by_depth lacks
@@ -116,6 +117,7 @@ ModelConfig make(const LlamaSize& from) {
     config.norm = NormKind::rms;
     config.positions = PositionKind::rotary;
     config.rope_theta = from.rope_theta;
+    config.norm_eps = from.norm_eps;
     config.mlp = MlpKind::swiglu;
     config.bias = from.qkv_bias ? Bias::qkv : Bias::none;
     config.own_kv_heads = from.kv_heads;

@@ -91,6 +91,7 @@ TEST_CASE("config: descriptors give the published sizes") {
     CHECK(model_config("gpt3:125M").max_seq_len == 2048);
     CHECK(model_config("gpt3:13B").head_size() == 128);
     CHECK(model_config("d10") == custom_model_config(10, 10, 640));
+    for (const char* qwen : {"qwen2:500M", "qwen3:600M"}) CHECK(model_config(qwen).norm_eps == 1e-6);
     // with their own vocabularies, the sizes that were published
     auto count = [](const char* descriptor, std::int64_t vocab) {
         ModelConfig config = model_config(descriptor);
