@@ -142,6 +142,8 @@ TEST_CASE("model export: a model that was read as a Mistral is written as one, u
     CHECK(*json_of(slides).find("model_type") == Json("mistral"));
     CHECK(*json_of(slides).find("sliding_window") == Json(9));
     CHECK(through_config_json(slides) == slides);
+    slides.layer_pattern = "SS";   // all slide
+    CHECK(*json_of(slides).find("model_type") == Json("mistral"));
     slides.layer_pattern = "SSL";
     CHECK(beyond_hugging_face(slides) == "--layer-pattern SSL");
     CHECK(*json_of(slides).find("layer_pattern") == Json("SSL"));

@@ -105,9 +105,9 @@ struct Layout {
                     micro_batches, " micro-batches", grad_dtype == DType::bf16 ? ", bf16 gradients" : "",
                     master_weights ? "" : ", no masters", tied ? "" : ", untied",
                     kind == ModelKind::rms ? ", RMSNorm"
-                    : like_llama()
-                        ? text(kind == ModelKind::llama ? ", Llama of " : ", OLMo2 of ", heads, "/", kv_heads, " heads")
-                        : "",
+                    : like_llama() ? text(kind == ModelKind::llama ? ", Llama of " : ", OLMo2 with qkv biases of ",
+                                          heads, "/", kv_heads, " heads")
+                                   : "",
                     window > 0 ? text(", window ", window) : "",
                     experts > 0 ? text(", ", experts_per_token, " of ", experts, " experts") : "",
                     router == RouterScore::sigmoid ? ", sigmoid router" : "", ep > 1 ? text(", ep ", ep) : "",

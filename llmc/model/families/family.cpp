@@ -244,7 +244,8 @@ std::string ModelFamily::beyond(const ModelConfig& config) const {
     }
     for (const ModelField& field : model_fields()) {
         if (own_key(field) != nullptr) continue;
-        if (key(field) == nullptr && !field.same(config, implied) && !(field.is_default(config) && !llama)) {
+        if (key(field) == nullptr && !field.same(config, implied) &&
+            !(field.is_default(config) && (!llama || field.is_pattern))) {
             return text("--", field.name, " ", field.value_of(config));
         }
     }

@@ -262,7 +262,7 @@ TEST_CASE("families: a Qwen2's and a Qwen3's window is none unless it is switche
               ", \"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 0",
               ", \"use_sliding_window\": true, \"sliding_window\": 8",
               ", \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 4",
-              ", \"sliding_window\": -1"}) {
+              ", \"sliding_window\": -1", ", \"max_window_layers\": -1"}) {
             INFO(std::string(off));
             const ModelConfig config = read_four(type, off);
             CHECK(config.window == 0);
@@ -306,11 +306,17 @@ TEST_CASE("families: a Qwen2's and a Qwen3's window is none unless it is switche
         CHECK(has(message(on + ", \"layer_types\": [1, 2, 3, 4]"), "\"layer_types\" has 1, only"));
         CHECK(has(message(types("SLSL")), "\"use_sliding_window\" is not true"));
     }
-    const std::string many = ", \"use_sliding_window\": true, \"max_window_layers\": 40";
-    const char* const sizes =
-        "{\"model_type\": \"qwen2\", \"num_hidden_layers\": 64, \"num_attention_heads\": 32, "
-        "\"hidden_size\": 1024, \"vocab_size\": 300, \"max_position_embeddings\": 64";
-    CHECK_THROWS_AS(read_hugging_face_config(parse_json(sizes + many + "}"), "config.json"), Error);
+    auto read_deep = [](int layers, const char* fields) {
+        const std::string sizes =
+            text("{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"num_hidden_layers\": ", layers,
+                 ", \"num_attention_heads\": 2, \"hidden_size\": 64, \"vocab_size\": 300, ",
+                 "\"max_position_embeddings\": 64", fields, "}");
+        return read_hugging_face_config(parse_json(sizes), "config.json");
+    };
+    CHECK(read_deep(30, "").layer_pattern == std::string(28, 'L') + "SS");   // fields left out
+    CHECK(read_deep(30, "").window == 4096);
+    CHECK_THROWS_WITH_AS(read_deep(64, ", \"max_window_layers\": 40"), doctest::Contains("in no pattern of at most 48"),
+                         Error);
 }
 
 TEST_CASE("families: a model that the program does not have is refused by the names of fields, not of options") {

@@ -66,30 +66,36 @@ std::string pattern_in(const std::string& letters, const std::string& path) {
             return letters.substr(0, length);
         }
     }
-    bad(path, text("the layers that slide, by \"", kTypes, "\" or \"", kFullLayers,
-                   "\", repeat in no pattern of at most ", longest_pattern, " layers"));
+    throw Error(ErrorKind::bad_data,
+                text(path, ": the layers that slide, by \"", kTypes, "\" or \"", kFullLayers,
+                     "\", repeat in no pattern of at most ", longest_pattern, " layers"),
+                text("Set \"", kSwitch, "\" to false: then all layers see all keys."));
 }
 
 }   // namespace
 
 Json with_layer_windows_flat(const Json& json, const std::string& path) {
-    const Json* const said = json.find("num_hidden_layers");
-    if (said == nullptr || said->is_null()) return json;
-    const std::string letters = letters_in(json, path, whole_in(json, path, "num_hidden_layers", 0));
-    const Json* const given = json.find(kWindow);
-    const Json window = !is_on(json, path) ? Json(nullptr) : given != nullptr ? *given : Json(4096);
-    const bool any = letters.find('S') != std::string::npos, types_say = json.find(kTypes) != nullptr;
-    if (any && window.is_null() && types_say && !json.find(kTypes)->is_null()) {
-        bad(path, text("\"", kTypes, "\" has \"", kSlides, "\", but \"", kSwitch, "\" is not true, or \"", kWindow,
-                       "\" is null"));
+    const Json* const layers = json.find("num_hidden_layers");
+    if (layers == nullptr || layers->is_null()) return json;
+    const Json *const given = json.find(kWindow), *const types = json.find(kTypes);
+    Json window = !is_on(json, path) ? Json(nullptr) : given != nullptr ? *given : Json(4096);
+    std::string pattern;
+    if (!window.is_null() || (types != nullptr && !types->is_null())) {
+        const std::string letters = letters_in(json, path, whole_in(json, path, "num_hidden_layers", 0));
+        const bool slides = letters.find('S') != std::string::npos;
+        if (slides && window.is_null()) {
+            bad(path, text("\"", kTypes, "\" has \"", kSlides, "\", but \"", kSwitch, "\" is not true, or \"", kWindow,
+                           "\" is null"));
+        }
+        if (!slides) window = Json(nullptr);
+        if (slides) pattern = pattern_in(letters, path);
     }
-    const bool slides = any && !window.is_null();
     Json flat = Json::object();
     for (const auto& [key, value] : json.members()) {
         if (key != kWindow && key != kTypes) flat.add(key, value);
     }
-    flat.add(kWindow, slides ? window : Json(nullptr));
-    flat.add(kTypes, slides ? pattern_in(letters, path) : "");
+    flat.add(kWindow, window);
+    flat.add(kTypes, pattern);
     return flat;
 }
 

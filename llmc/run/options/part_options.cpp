@@ -56,6 +56,8 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     }
     begin_asked_scaling(options, 0, config);
     apply(options.architecture, config);
+    // without windows, a pattern that the file says goes too; one that was given is refused
+    if (config.window == 0 && !options.architecture.contains("layer-pattern")) config.layer_pattern.clear();
     fit_positions(options, config);
     check_asked_scaling(options, config);
     if (vocab_size > 0) config.vocab_size = vocab_size;

@@ -115,6 +115,21 @@ TEST_CASE("part options: --arch with another --rope-scaling than the file's begi
     CHECK(described_model(options, 0).rope_high_freq_factor == 6);
 }
 
+TEST_CASE("part options: --arch of a model with windows begins without them by --window 0, whatever its pattern") {
+    TemporaryFolder folder;
+    Options options = asked(256);
+    options.arch = folder / "config.json";
+    ModelConfig model = model_config("qwen2:500M");
+    model.window = 8, model.layer_pattern = "SSL";
+    write_whole(real_files(), options.arch, to_text(hugging_face_config(model, "float32")));
+    REQUIRE(described_model(options, 0).layer_pattern == "SSL");
+    options.architecture = {{"window", 0}};
+    CHECK(described_model(options, 0).window == 0);
+    CHECK(described_model(options, 0).layer_pattern.empty());
+    options.architecture = {{"window", 0}, {"layer-pattern", pattern_number("SL")}};
+    CHECK_THROWS_AS(described_model(options, 0), Error);
+}
+
 TEST_CASE("part options: a new rotary model has at least --seq-len positions, a learned one those of its name") {
     Options options = asked(1024);
     options.model = "llama:15M";
