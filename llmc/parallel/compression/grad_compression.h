@@ -16,7 +16,7 @@ struct GradCompressionOptions {
     GradCompression how = GradCompression::none;
     float topk = 0.01f;                // fraction of the elements that travels, above 0 and at most 1
     int rank = 4;                      // number of rows of powersgd's factors
-    double min_compression_rate = 2;   // of a matrix that powersgd takes: elements per element of its factors, at least
+    double min_compression_rate = 2;   // powersgd takes matrices with more elements per element of their factors
     int start = from_default;          // see steps_before_compression
 
     static constexpr int from_default = -1;
