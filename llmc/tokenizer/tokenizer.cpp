@@ -160,7 +160,7 @@ std::uint64_t Tokenizer::hash_of_rules() const {
     // names every field, so that none is added and forgotten
     const auto& [name, tokens, spelled, is_special, added_rules, end_of_text, can_encode, pattern, merges,
                  merge_by_rank, whole_piece_first, unknown, pre_tokenizer, decoder, spaces_before, post_processor,
-                 front, back, special_ids, kept] = data();
+                 front, back, special_ids, kept, unknown_eos] = data();
     Hash64 hash;
     update(hash, is_special);
     for (const auto& [id, rules] : added_rules) {

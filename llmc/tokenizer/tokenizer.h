@@ -68,6 +68,7 @@ struct TokenizerData {
     std::vector<std::uint32_t> back;       // the ids that it puts behind it
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
+    std::string unknown_eos;   // says which file names an end of texts that no token is; for a warning. Empty: none
 
     bool by_characters() const { return !spelled.empty(); }
     const std::string& spelling(std::uint32_t id) const { return by_characters() ? spelled[id] : tokens[id]; }
