@@ -132,6 +132,13 @@ TEST_CASE("tokenizer_files: encoder.json has the tokens of its vocab.bpe and no 
         CHECK(load(text) == data.tokens);
     }
     contains(complaint([&] { load("t h\n"); }), "the first line does not begin with #version");
+    for (const auto& [merges, beside] :
+         {std::pair("gpt2-vocab.bpe", "gpt2-encoder.json"), {"b-merges.txt", "b-vocab.json"}}) {
+        write_whole(real_files(), folder / merges, "#version: 0.2\nt h\n");
+        CHECK(Tokenizer::load(folder / merges).data().tokens == data.tokens);
+        write_whole(real_files(), folder / beside, ids + ", \"he\": 999}");
+        contains(complaint([&] { Tokenizer::load(folder / merges); }), std::string(beside) + ": ");
+    }
 }
 
 TEST_CASE("tokenizer_files: paths that cannot be followed are errors that name them") {
