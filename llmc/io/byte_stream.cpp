@@ -213,7 +213,9 @@ enum class Compression { none, gzip, zstd };
 // Tells by its first bytes how a file is compressed, and by its name where they are damaged.
 Compression compression_of(const std::string& name, std::string_view beginning) {
     if (beginning.starts_with("\x1f\x8b") || begins_as_zlib(beginning)) return Compression::gzip;
-    if (beginning.starts_with("\x28\xb5\x2f\xfd")) return Compression::zstd;
+    const bool begins_with_skippable_frame =   // as seekable files can, and those of pzstd
+        beginning.size() >= 4 && (beginning[0] & 0xf0) == 0x50 && beginning.substr(1, 3) == "\x2a\x4d\x18";
+    if (beginning.starts_with("\x28\xb5\x2f\xfd") || begins_with_skippable_frame) return Compression::zstd;
     if (beginning.size() >= 4 && is_text(beginning)) return Compression::none;
     return has_suffix(name, ".gz")    ? Compression::gzip
            : has_suffix(name, ".zst") ? Compression::zstd

@@ -122,7 +122,8 @@ TEST_CASE("byte stream: what lies in a file decides how it is read, not its name
     }();
     for (const char* name : {"a", "a.txt", "a.gz", "a.zst"}) {
         const std::string path = folder / name;
-        for (const std::string& stored : {content, by_gzip(content), by_zstd(content), by_zlib}) {
+        for (const std::string& stored : {content, by_gzip(content), by_zstd(content),
+                                          std::string("\x51\x2a\x4d\x18\1\0\0\0x", 9) + by_zstd(content), by_zlib}) {
             write_whole(real_files(), path, stored);
             for (const std::size_t piece : {1, 5, 10000}) CHECK(read_all(path, piece) == content);
             const auto stream = open_stream(path);

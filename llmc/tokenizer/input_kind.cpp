@@ -93,6 +93,10 @@ void check_text(const std::string& name, std::string_view beginning) {
         {"\x1f\x8b", "compressed twice, inside by gzip", "Decompress it once"},
         {"\x28\xb5\x2f\xfd", "compressed twice, inside by zstd", "Decompress it once"},
         {"\x04\x22\x4d\x18", "compressed by lz4", "Give `lz4 -dc FILE | tokenize -`"},
+        {"\x02\x21\x4c\x18", "compressed by lz4", "Give `lz4 -dc FILE | tokenize -`"},   // its older form
+        {"\x1f\x9d", "compressed by compress", "Give `gzip -dc FILE | tokenize -`"},
+        {"LZIP\1", "compressed by lzip", "Give `lzip -dc FILE | tokenize -`"},
+        {"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip", "Unpack it"},
         {std::string_view("\x5d\0\0", 3), "compressed by lzma", "Give `xz -dc FILE | tokenize -`"},
         {"\xff\xfe", "UTF-16, as PowerShell writes it", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},
         {"\xfe\xff", "UTF-16", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},

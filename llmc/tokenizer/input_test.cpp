@@ -75,6 +75,9 @@ TEST_CASE("input: what a file is, by its content") {
     const std::string tar = std::string(257, 'a') + "ustar\0";
     for (const auto& [bytes, words] : {std::pair(std::string("\x04\x22\x4d\x18"), "compressed by lz4"),
                                        {"BZh9", "compressed by bzip2"},
+                                       {"\x1f\x9d\x90", "compressed by compress"},
+                                       {"LZIP\1\x0c", "compressed by lzip"},
+                                       {"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip"},
                                        {std::string("\xff\xfe{\0", 4), "UTF-16, as PowerShell"},
                                        {std::string("\xff\xfe\0\0a\0\0\0", 8), "UTF-32"},
                                        {std::string("a\0b", 3), "bytes that are 0"},
