@@ -107,7 +107,7 @@ private:
     using Index = std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>>;
     struct Object {
         std::vector<Member> members;
-        std::shared_ptr<Index> index;   // of members, by key; null if few. Copies share it until one is added to
+        std::shared_ptr<Index> index;   // finds members by key; null if they are few. Shared by copies
 
         const Json* find(std::string_view key) const;
         bool operator==(const Object& other) const;   // ignores the order

@@ -75,7 +75,7 @@ private:
     }
 
     int descriptor_;
-    std::string beginning_;   // of the file, looked at but not yet taken
+    std::string beginning_;   // bytes looked at but not yet taken
 };
 
 // Holds compressed bytes, taken from the file as they are used up; base of both kinds of compressed streams.

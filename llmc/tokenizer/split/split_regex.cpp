@@ -17,8 +17,8 @@
 
 namespace {
 
-// What PCRE2's compiled code may take for a match: steps, and characters from where it is searched on, for it passes
-// over a run of characters in one step. What takes more characters may have fewer steps; what takes more yet is
+// Limits of a match by PCRE2's compiled code: steps, and characters from where it is searched on, for it passes over a
+// run of characters in one step. A match that takes more characters may have fewer steps; what takes more yet is
 // counted.
 constexpr std::uint32_t few_steps = 250, fewer_steps = 16;
 constexpr std::size_t few_characters = 256, many_characters = 16384;
