@@ -224,8 +224,8 @@ void add_options(CLI::App& app, Options& options) {
 
 Tokenizer load_tokenizer(const Options& options) {
     Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
-    if (const std::string warning = warning_of_missing_bytes(tokenizer); !warning.empty()) {
-        std::cerr << "warning: " << printable(warning) << "\n";
+    for (const std::string& warning : {warning_of_missing_bytes(tokenizer), warning_of_unknown_eos(tokenizer)}) {
+        if (!warning.empty()) std::cerr << "warning: " << printable(warning) << "\n";
     }
     if (!options.split_wanted) return tokenizer;
     TokenizerData data = tokenizer.data();

@@ -128,8 +128,8 @@ const Json* Json::Object::find(std::string_view key) const {
         const auto found = std::ranges::find(members, key, &Member::first);
         return found == members.end() ? nullptr : &found->second;
     }
-    const auto found = index.find(key);
-    return found == index.end() ? nullptr : &members[found->second].second;
+    const auto found = index->find(key);
+    return found == index->end() ? nullptr : &members[found->second].second;
 }
 
 const Json* Json::find(std::string_view key) const {
@@ -148,7 +148,9 @@ Json* Json::add(const std::string& key, Json value) {
     std::vector<Member>& members = object.members;
     members.emplace_back(key, std::move(value));
     if (members.size() > few_members) {
-        for (std::size_t i = object.index.size(); i < members.size(); i++) object.index.emplace(members[i].first, i);
+        if (object.index == nullptr) object.index = std::make_shared<Index>();
+        if (object.index.use_count() > 1) object.index = std::make_shared<Index>(*object.index);
+        for (std::size_t i = object.index->size(); i < members.size(); i++) object.index->emplace(members[i].first, i);
     }
     return &members.back().second;
 }

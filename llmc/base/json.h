@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,7 +19,7 @@
 
 // Limit on nested arrays and objects: no file of ours has ten. Reading, printing and copying need stack for each level.
 inline constexpr std::size_t deepest_json = 256;
-// Limit on the values of one text: a tokenizer.json of 262,144 tokens has less than half. A value takes up to 200
+// Limit on the values of one text: a tokenizer.json of 262,144 tokens has less than half. A value takes up to 150
 // bytes.
 inline constexpr std::size_t most_json_values = std::size_t{1} << 22;
 
@@ -103,9 +104,10 @@ private:
     struct Hash : std::hash<std::string_view> {
         using is_transparent = void;   // a std::string_view finds a std::string
     };
+    using Index = std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>>;
     struct Object {
         std::vector<Member> members;
-        std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>> index;   // by key; empty if few members
+        std::shared_ptr<Index> index;   // finds members by key; null if they are few. Shared by copies
 
         const Json* find(std::string_view key) const;
         bool operator==(const Object& other) const;   // ignores the order

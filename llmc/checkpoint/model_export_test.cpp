@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/checkpoint/model_file.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/model/families/family.h"
 #include "llmc/model/families/weight_source.h"
@@ -321,4 +322,14 @@ TEST_CASE("model export: config.json of transformers 4 and 5, and what is refuse
     CHECK(refused(", \"attention_bias\": true").find("attention_bias") != std::string::npos);
     CHECK(refused(", \"rms_norm_eps\": \"x\"").find("rms_norm_eps") != std::string::npos);
     CHECK(refused(", \"head_dim\": 20").find("heads of 20") != std::string::npos);
+}
+
+TEST_CASE("model file: a model's tokenizer is any that a folder may hold") {
+    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin", "merges.txt"}) {
+        TemporaryFolder folder;
+        CHECK(tokenizer_of_model(real_files(), folder.path(), "").empty());
+        write_whole(real_files(), folder / name, "");
+        CHECK(tokenizer_of_model(real_files(), folder.path(), "") == folder.path());
+        CHECK(tokenizer_of_model(real_files(), folder / "model.bin", "") == folder.path());
+    }
 }

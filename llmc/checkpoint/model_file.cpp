@@ -86,9 +86,7 @@ std::string tokenizer_of_model(const FileSystem& files, const std::string& model
     if (!requested.empty() || is_descriptor(model)) return requested;
     const std::filesystem::path folder =
         files.exists(model + "/.") ? std::filesystem::path(model) : std::filesystem::absolute(model).parent_path();
-    constexpr const char* names[] = {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin"};
-    const bool found = std::ranges::any_of(names, [&](const char* name) { return files.exists(folder / name); });
-    return found ? folder.string() : "";
+    return Tokenizer::file_in(files, folder.string()).empty() ? "" : folder.string();
 }
 
 Tokenizer load_tokenizer(const std::string& where, const ModelConfig& model) {

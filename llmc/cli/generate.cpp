@@ -17,6 +17,7 @@
 #include "llmc/process/world.h"
 #include "llmc/run/evaluation/sampler.h"
 #include "llmc/run/run_parts.h"
+#include "llmc/tokenizer/text_ids.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 namespace {
@@ -115,6 +116,7 @@ int generate(const Options& options) {
     const Tokenizer tokenizer = tokenizer_for(options, model, config);
     const std::string prompt = read_prompt(wish);
     const std::vector<std::int32_t> tokens = encode_prompt(tokenizer, prompt);
+    if (const std::string what = warning_of_unknown_eos(tokenizer); !what.empty()) log.warning("%s", what.c_str());
     if (!weights) log.warning("--model %s: its weights are random, and so is what it writes", model.c_str());
     if (tokens.size() > static_cast<std::size_t>(config.max_seq_len)) {
         log.warning("the prompt has %zu tokens, the model sees %lld: it reads the last %lld", tokens.size(),

@@ -11,6 +11,12 @@
 #include "llmc/io/hash.h"
 #include "llmc/mesh/document_cut.h"
 
+namespace {
+
+constexpr std::uint64_t most_samples = std::uint64_t{1} << 53;   // no run reads so many
+
+}   // namespace
+
 TokenSet::TokenSet(const FileSystem& files, const std::string& flag, const std::string& pattern, std::int64_t T,
                    std::int64_t vocab_size, std::uint64_t check_all_bytes)
     : T_(T), vocab_size_(vocab_size) {
@@ -126,10 +132,20 @@ LoaderState Loader::with_new_length(LoaderState state) const {
 }
 
 void Loader::seek(const LoaderState& state) {
+    auto fail = [](const std::string& what, const std::string& hint) { throw Error(ErrorKind::bad_data, what, hint); };
+    auto check_reached = [&](const char* what, std::uint64_t count, std::uint64_t most, const std::string& of) {
+        if (count <= most) return;
+        fail(text("run.json: the saved position is ", what, " ", count, of, ", expected at most ", most),
+             "The record is damaged: resume an earlier checkpoint.");
+    };
+    check_reached("epoch", state.epoch, most_samples / tokens_->windows(), "");
+    check_reached("sample", state.index, most_samples, "");
+    for (const LoaderState::Source& source : state.sources) {
+        check_reached("sample", source.samples, most_samples, " of " + source.name);
+    }
     if (state.T > 0 && state.T != tokens_->T() && state.sources.empty() != tokens_->is_mixture()) {
         return seek(with_new_length(state));
     }
-    auto fail = [](const std::string& what, const std::string& hint) { throw Error(ErrorKind::bad_data, what, hint); };
     if (state.sources.empty() == tokens_->is_mixture()) {
         fail(text("the run to resume read ", tokens_->is_mixture() ? "one source" : "a mixture", ", --train-data is ",
                   tokens_->is_mixture() ? "a mixture" : "one source"),
@@ -139,12 +155,6 @@ void Loader::seek(const LoaderState& state) {
         fail(text("run.json: the saved position is sample ", state.index, " of epoch ", state.epoch,
                   ", but the data has ", tokens_->windows(), " samples"),
              "Resume with the same --train-data and --seq-len as the run that was saved.");
-    }
-    const std::uint64_t most_epochs =
-        std::uint64_t{INT64_MAX} / tokens_->windows() - 1;   // samples are counted in 64 bits
-    if (state.epoch > most_epochs) {
-        fail(text("run.json: the saved position is in epoch ", state.epoch, ", expected at most ", most_epochs),
-             "The record is damaged: resume an earlier checkpoint.");
     }
     LoaderState found = Loader(*tokens_, seed_).state_;
     found.epoch = state.epoch;

@@ -231,6 +231,12 @@ TEST_CASE("mixture: what a state does not fit is refused, sources may be added")
     LoaderState other = of_two.state();
     other.sources[1].windows++;
     CHECK(complaint([&] { of_two.seek(other); }).find("had 38 samples an epoch of code") != std::string::npos);
+    other = of_two.state();
+    other.sources[1].samples = 1'000'000'000'000'000'000;
+    CHECK(complaint([&] {
+              of_two.seek(other);
+          }).find("run.json: the saved position is sample 1000000000000000000 of code, expected at most") !=
+          std::string::npos);
 }
 
 TEST_CASE("mixture: samples of another length begin a new epoch of every source that was read") {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
 #include "llmc/io/file.h"
 #include "llmc/io/lfs_pointer.h"
 
@@ -33,7 +34,38 @@ public:
     PlainStream(const PlainStream&) = delete;
     PlainStream& operator=(const PlainStream&) = delete;
 
+    // Returns the first bytes, all where there are few; for before the first read().
+    std::string_view beginning() {
+        constexpr std::size_t few = 4096;
+        while (beginning_.size() < few) {
+            const std::size_t have = beginning_.size();
+            beginning_.resize(few);
+            const std::size_t taken = take_from_file(beginning_.data() + have, few - have);
+            beginning_.resize(have + taken);
+            if (taken == 0) break;
+        }
+        return beginning_;
+    }
+
     std::size_t take(char* into, std::size_t count) override {
+        if (beginning_.empty()) return take_from_file(into, count);
+        count = std::min(count, beginning_.size());
+        beginning_.copy(into, count);
+        beginning_.erase(0, count);
+        return count;
+    }
+
+    void skip(std::uint64_t count) override {
+        const std::uint64_t held = std::min<std::uint64_t>(count, beginning_.size());
+        beginning_.erase(0, held);
+        position_ += held;
+        count -= held;
+        if (::lseek(descriptor_, static_cast<off_t>(count), SEEK_CUR) < 0) return ByteStream::skip(count);
+        position_ += count;
+    }
+
+private:
+    std::size_t take_from_file(char* into, std::size_t count) const {
         while (true) {
             const ssize_t taken = ::read(descriptor_, into, count);
             if (taken >= 0) return static_cast<std::size_t>(taken);
@@ -42,55 +74,28 @@ public:
         }
     }
 
-    void skip(std::uint64_t count) override {
-        if (::lseek(descriptor_, static_cast<off_t>(count), SEEK_CUR) < 0) return ByteStream::skip(count);
-        position_ += count;
-    }
-
-private:
     int descriptor_;
+    std::string beginning_;   // bytes looked at but not yet taken
 };
 
 // Holds compressed bytes, taken from the file as they are used up; base of both kinds of compressed streams.
 class CompressedStream : public ByteStream {
 public:
-    std::uint64_t stored() const override { return file_.stored() - (held_ - used_); }
+    std::uint64_t stored() const override { return file_->stored() - (held_ - used_); }
+    bool is_compressed() const override { return true; }
 
 protected:
-    explicit CompressedStream(const std::string& name) : ByteStream(name), file_(name), bytes_(1 << 16) {}
+    explicit CompressedStream(std::unique_ptr<PlainStream> file)
+        : ByteStream(file->name()), file_(std::move(file)), bytes_(1 << 16) {}
     // Makes sure that compressed bytes are at hand. False at the end of the file.
     bool more() {
         if (used_ < held_) return true;
         used_ = 0;
-        const bool is_beginning = file_.stored() == 0;
-        held_ = file_.read(bytes_.data(), bytes_.size());
-        if (is_beginning) {
-            refuse_lfs_pointer(name_, {bytes_.data(), held_});
-            refuse_other_format({bytes_.data(), held_});
-        }
+        held_ = file_->read(bytes_.data(), bytes_.size());
         return held_ > 0;
     }
-    // Throws Error(bad_data) if the file begins as no file of this kind does.
-    void refuse_other_format(std::string_view beginning) const {
-        const bool gzip = beginning.starts_with("\x1f\x8b"), zstd = beginning.starts_with("\x28\xb5\x2f\xfd");
-        const bool named_gzip = has_suffix(name_, ".gz");
-        if (beginning.size() < 4 ||
-            (named_gzip ? gzip || !(zstd || is_text(beginning)) : !(gzip || is_text(beginning))))
-            return;
-        throw Error(ErrorKind::bad_data,
-                    text(name_, ": ",
-                         gzip   ? "compressed by gzip"
-                         : zstd ? "compressed by zstd"
-                                : "text that is not compressed",
-                         ", although its name ends with ", named_gzip ? ".gz" : ".zst"),
-                    "Rename it to what it is.");
-    }
-    static bool is_text(std::string_view beginning) {
-        return std::ranges::all_of(beginning.substr(0, 256),
-                                   [](char c) { return c >= ' ' || c == '\n' || c == '\t' || c == '\r'; });
-    }
 
-    PlainStream file_;
+    std::unique_ptr<PlainStream> file_;
     std::vector<char> bytes_;
     std::size_t used_ = 0, held_ = 0;
     bool between_ = true;   // between two compressed parts, where the file may end
@@ -98,11 +103,14 @@ protected:
 
 #ifdef USE_ZLIB
 
+// Reads what gzip, or a program that uses zlib alone, has compressed.
 class GzipStream : public CompressedStream {
 public:
-    explicit GzipStream(const std::string& name) : CompressedStream(name) {
-        constexpr int gzip_of_any_window = 15 + 16;
-        if (inflateInit2(&state_, gzip_of_any_window) != Z_OK) throw Error(ErrorKind::io, text(name, ": no memory"));
+    explicit GzipStream(std::unique_ptr<PlainStream> file) : CompressedStream(std::move(file)) {
+        constexpr int gzip_or_zlib_of_any_window = 15 + 32;
+        if (inflateInit2(&state_, gzip_or_zlib_of_any_window) != Z_OK) {
+            throw Error(ErrorKind::io, text(name_, ": no memory"));
+        }
     }
     ~GzipStream() override { inflateEnd(&state_); }
     GzipStream(const GzipStream&) = delete;
@@ -150,7 +158,8 @@ private:
 
 class ZstdStream : public CompressedStream {
 public:
-    explicit ZstdStream(const std::string& name) : CompressedStream(name), state_(ZSTD_createDStream()) {}
+    explicit ZstdStream(std::unique_ptr<PlainStream> file)
+        : CompressedStream(std::move(file)), state_(ZSTD_createDStream()) {}
     ~ZstdStream() override { ZSTD_freeDStream(state_); }
     ZstdStream(const ZstdStream&) = delete;
     ZstdStream& operator=(const ZstdStream&) = delete;
@@ -184,6 +193,34 @@ private:
 };
 
 #endif
+
+bool is_text(std::string_view beginning) {
+    return std::ranges::all_of(beginning.substr(0, 256),
+                               [](char c) { return c >= ' ' || c == '\n' || c == '\t' || c == '\r'; });
+}
+
+// Returns true for the two bytes in front of what zlib has compressed, which may begin a text as well: "x^2".
+bool begins_as_zlib(std::string_view beginning) {
+    beginning = beginning.substr(0, 256);
+    if (beginning.size() < 8 || valid_utf8_prefix(beginning) + 4 > beginning.size()) return false;
+    const unsigned first = static_cast<unsigned char>(beginning[0]), second = static_cast<unsigned char>(beginning[1]);
+    const bool has_dictionary = (second & 0x20) != 0;
+    return (first & 0x0f) == 8 && first >> 4 == 7 && (first * 256 + second) % 31 == 0 && !has_dictionary;
+}
+
+enum class Compression { none, gzip, zstd };
+
+// Tells by its first bytes how a file is compressed, and by its name where they are damaged.
+Compression compression_of(const std::string& name, std::string_view beginning) {
+    if (beginning.starts_with("\x1f\x8b") || begins_as_zlib(beginning)) return Compression::gzip;
+    const bool begins_with_skippable_frame =   // as seekable files can, and those of pzstd
+        beginning.size() >= 4 && (beginning[0] & 0xf0) == 0x50 && beginning.substr(1, 3) == "\x2a\x4d\x18";
+    if (beginning.starts_with("\x28\xb5\x2f\xfd") || begins_with_skippable_frame) return Compression::zstd;
+    if (beginning.size() >= 4 && is_text(beginning)) return Compression::none;
+    return has_suffix(name, ".gz")    ? Compression::gzip
+           : has_suffix(name, ".zst") ? Compression::zstd
+                                      : Compression::none;
+}
 
 }   // namespace
 
@@ -224,19 +261,25 @@ std::unique_ptr<ByteStream> open_stream(const std::string& name) {
         throw Error(ErrorKind::usage, text(name, ": this build has no ", library, ", which reads such files"),
                     text("Install ", package, " and build again, or decompress the file."));
     };
-    if (has_suffix(name, ".gz")) {
+    auto file = std::make_unique<PlainStream>(name);
+    const std::string_view beginning = file->beginning();
+    switch (compression_of(name, beginning)) {
+        case Compression::gzip:
 #ifdef USE_ZLIB
-        return std::make_unique<GzipStream>(name);
+            return std::make_unique<GzipStream>(std::move(file));
 #else
-        lacking("zlib", "zlib1g-dev");
+            lacking("zlib", "zlib1g-dev");
+            break;
 #endif
-    }
-    if (has_suffix(name, ".zst")) {
+        case Compression::zstd:
 #ifdef USE_ZSTD
-        return std::make_unique<ZstdStream>(name);
+            return std::make_unique<ZstdStream>(std::move(file));
 #else
-        lacking("zstd", "libzstd-dev");
+            lacking("zstd", "libzstd-dev");
+            break;
 #endif
+        case Compression::none: break;
     }
-    return std::make_unique<PlainStream>(name);
+    if (uncompressed_name(name) != name) refuse_lfs_pointer(name, beginning);
+    return file;
 }

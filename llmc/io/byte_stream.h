@@ -1,5 +1,6 @@
-// Reads the bytes of a file, of standard input ("-"), or of what gzip or zstd has made of a file (.gz by zlib, .zst by
-// libzstd; several of them one behind the other too, and zeros behind the last one of gzip, as tar pads).
+// Reads the bytes of a file or of standard input ("-"), and inflates what gzip, zlib or zstd has compressed (several of
+// them one behind the other too, and zeros behind the last one of gzip, as tar pads). The first bytes decide which it
+// is, whatever the name; the name does where they are damaged.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,9 @@ public:
     std::size_t read(char* into, std::size_t count);
     // Passes over so many bytes. Error(bad_data) where there are not so many.
     virtual void skip(std::uint64_t count);
+
+    virtual bool is_compressed() const { return false; }
+    const std::string& name() const { return name_; }
 
     // Returns how many bytes of the file were used up: fewer than were read where they are compressed.
     virtual std::uint64_t stored() const { return position_; }

@@ -10,6 +10,7 @@
 #include "llmc/io/temporary_folder_testing.h"
 
 #ifdef USE_ZSTD
+#include <zlib.h>
 #include <zstd.h>
 #endif
 
@@ -96,32 +97,56 @@ TEST_CASE("byte stream: zeros behind what gzip has compressed are passed over, a
 #endif
 
 #ifdef USE_ZSTD
-TEST_CASE("byte stream: zstd") {
-    check_format(".zst", [](const std::string& content) {
-        std::string out(ZSTD_compressBound(content.size()), '\0');
-        ZSTD_CCtx* const context = ZSTD_createCCtx();
-        ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);   // as the program zstd does
-        out.resize(ZSTD_compress2(context, out.data(), out.size(), content.data(), content.size()));
-        ZSTD_freeCCtx(context);
-        return out;
-    });
+static std::string by_zstd(const std::string& content) {
+    std::string out(ZSTD_compressBound(content.size()), '\0');
+    ZSTD_CCtx* const context = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);   // as the program zstd does
+    out.resize(ZSTD_compress2(context, out.data(), out.size(), content.data(), content.size()));
+    ZSTD_freeCCtx(context);
+    return out;
 }
+
+TEST_CASE("byte stream: zstd") { check_format(".zst", by_zstd); }
 #endif
 
 #if defined(USE_ZLIB) && defined(USE_ZSTD)
-TEST_CASE("byte stream: a valid file under the name of another kind is not called damaged") {
+TEST_CASE("byte stream: what lies in a file decides how it is read, not its name") {
     TemporaryFolder folder;
-    const std::string gz = folder / "a.gz", zst = folder / "a.zst";
-    const auto refuses = [](const std::string& path, const std::string& content, const char* words) {
-        write_whole(real_files(), path, content);
+    const std::string content = "some text, some text, some text", by_zlib = [&] {
+        std::string out(compressBound(content.size()), '\0');
+        uLongf size = out.size();
+        compress(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(content.data()),
+                 content.size());
+        out.resize(size);
+        return out;
+    }();
+    for (const char* name : {"a", "a.txt", "a.gz", "a.zst"}) {
+        const std::string path = folder / name;
+        for (const std::string& stored : {content, by_gzip(content), by_zstd(content),
+                                          std::string("\x51\x2a\x4d\x18\1\0\0\0x", 9) + by_zstd(content), by_zlib}) {
+            write_whole(real_files(), path, stored);
+            for (const std::size_t piece : {1, 5, 10000}) CHECK(read_all(path, piece) == content);
+            const auto stream = open_stream(path);
+            CHECK(stream->is_compressed() == (stored != content));
+            stream->skip(5);
+            std::string rest(content.size(), '\0');
+            rest.resize(stream->read(rest.data(), rest.size()));
+            CHECK(rest == content.substr(5));
+        }
+    }
+    for (const char* text : {"", "x", "x^2 + y^2", "x^2 in caf\xc3\xa9s"}) {   // x^ begins what zlib compresses, too
+        write_whole(real_files(), folder / "a.txt", text);
+        CHECK(read_all(folder / "a.txt", 100) == text);
+    }
+    const auto refuses = [](const std::string& path, const std::string& bytes, const char* words) {
+        write_whole(real_files(), path, bytes);
         CHECK_THROWS_WITH_AS(read_all(path, 100), doctest::Contains(words), Error);
     };
-    refuses(gz, "plain text", "a.gz: text that is not compressed, although its name ends with .gz");
-    refuses(gz, std::string("\x28\xb5\x2f\xfd") + "text", "a.gz: compressed by zstd, although");
-    refuses(zst, std::string("\x1f\x8b") + "text", "a.zst: compressed by gzip, although");
+    refuses(folder / "a.gz", "\x1e\x8b damaged", "not what gzip has compressed");
+    refuses(folder / "a.zst", "\x29\xb5\x2f\xfd damaged", "not what zstd has compressed");
     // a frame's header alone: magic number, window descriptor of 2 GiB
     std::string wide(100, 'a');
     wide.replace(0, 6, std::string_view("\x28\xb5\x2f\xfd\0\xa8", 6));
-    refuses(zst, wide, "a window of more than 128 MiB");
+    refuses(folder / "a.zst", wide, "a window of more than 128 MiB");
 }
 #endif

@@ -33,6 +33,7 @@ public:
     InflatedStream& operator=(const InflatedStream&) = delete;
 
     std::uint64_t stored() const override { return stored_; }
+    bool is_compressed() const override { return true; }
 
 protected:
     std::size_t take(char* into, std::size_t count) override {

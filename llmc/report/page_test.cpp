@@ -1,7 +1,9 @@
 #include "llmc/report/page.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -291,4 +293,27 @@ TEST_CASE("report: whatever operation fails or is the last before a kill, the ol
     }
     CHECK(kept > 0);
     CHECK(replaced > 0);
+}
+
+TEST_CASE("report: a page that cannot be written is told once, but not where the run's folder was moved away") {
+    const auto told = [](bool moves) {
+        TemporaryFolder folder;
+        const std::string run = folder / "a", said = folder / "said";
+        put(run + "/metrics.jsonl", metrics_of(20));
+        const int own = ::dup(STDERR_FILENO), file = ::open(said.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+        ::dup2(file, STDERR_FILENO);
+        {
+            FaultyFiles faulty(real_files(), 0, FileFault::stop);
+            if (moves) std::filesystem::rename(run, folder / "b");
+            ReportWriter writer(faulty, run);
+        }
+        ::dup2(own, STDERR_FILENO);
+        ::close(own);
+        ::close(file);
+        return read_whole(real_files(), said);
+    };
+    const std::string once = told(false);
+    CHECK(once.find("a/report.html was not written: ") != std::string::npos);
+    CHECK(std::ranges::count(once, '\n') == 1);
+    CHECK(told(true).empty());
 }

@@ -45,6 +45,7 @@ void ReportWriter::write_page() {
         const Run& run = reader_.read();
         write_whole(files_, path, report_page({{&run, folder_, pictures_}}, true));
     } catch (const std::exception& error) {
+        if (!files_.exists(folder_)) return;   // moved away: the run finds out itself, and says so
         if (std::exchange(failed_, true)) return;
         put_text(stderr, text("warning: ", printable(path), " was not written: ", printable(error.what()), "\n"));
     }

@@ -12,6 +12,7 @@
 #include "llmc/run/loop/checkpoint_keeper.h"
 #include "llmc/run/options/layout_options.h"
 #include "llmc/run/options/part_options.h"
+#include "llmc/tokenizer/text_ids.h"
 
 namespace {
 
@@ -122,6 +123,7 @@ void take_tokenizer_of(const std::string& folder, const ModelConfig& config, Run
         try {
             Tokenizer tokenizer = Tokenizer::load(path);
             if (tokenizer.vocab_size() > config.vocab_size) return;
+            if (const std::string eos = warning_of_unknown_eos(tokenizer); !eos.empty()) log.warning("%s", eos.c_str());
             model.tokenizer = std::move(tokenizer);
             model.tokenizer_file = path;
             return;

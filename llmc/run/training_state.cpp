@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 
@@ -69,13 +70,19 @@ std::string run_json(const RunState& s) {
     return to_text(json, 2) + "\n";
 }
 
+std::int64_t credit_from(const Json& json) {
+    constexpr double most = 1e15;   // far beyond all weights, and exact
+    const double credit = json.as_number();
+    if (std::abs(credit) <= most) return static_cast<std::int64_t>(credit);
+    throw JsonError(text("found ", quoted(json), ", expected at most ", most, " of either sign"), json.offset());
+}
+
 LoaderState loader_from(const Json& json) {
     LoaderState state{json.at("epoch").as_whole(UINT64_MAX), json.at("index").as_whole(UINT64_MAX)};
     if (const Json* sources = json.find("sources")) {
         for (const Json& source : sources->elements()) {
             state.sources.push_back({source.at("name").as_text(), source.at("samples").as_whole(UINT64_MAX),
-                                     source.at("windows").as_whole(UINT64_MAX),
-                                     static_cast<std::int64_t>(source.at("credit").as_number())});
+                                     source.at("windows").as_whole(UINT64_MAX), credit_from(source.at("credit"))});
         }
     }
     state.T = int_from(json.at("seq_len"));

@@ -27,10 +27,6 @@ std::optional<std::uint64_t> stored_size(const std::string& name) {
     const std::uint64_t size = fs::file_size(name, problem);
     return problem ? std::nullopt : std::optional(size);
 }
-// Returns the bytes of a file's content; none for compressed files too.
-std::optional<std::uint64_t> size_of(const std::string& name) {
-    return uncompressed_name(name) == name ? stored_size(name) : std::nullopt;
-}
 
 }   // namespace
 
@@ -40,7 +36,7 @@ struct DocumentReader::State {
         for (const std::string& name : options.files) {
             const auto size = stored_size(name);
             known_total = known_total && size;
-            compressed = compressed || (size && !size_of(name));
+            compressed = compressed || (size && uncompressed_name(name) != name);
             stored_before.push_back(stored_before.back() + size.value_or(0));
         }
     }
@@ -190,7 +186,9 @@ bool DocumentReader::State::next(InputBatch& batch) {
             }
             open_file();
             const bool one_document = !json() && options.separator.empty();
-            if (const auto size = size_of(file_name()); one_document && size && over_limit(*size)) break;
+            compressed = compressed || stream->is_compressed();
+            const auto size = stream->is_compressed() ? std::nullopt : stored_size(file_name());
+            if (one_document && size && over_limit(*size)) break;
             if (!batch.parts.empty() && batch.json != json()) break;   // one kind to a batch
         }
         batch.json = json();

@@ -49,6 +49,39 @@ bool is_json(const std::string& name, std::string_view beginning) {
     return may_be && begins_as_json(beginning);
 }
 
+// Returns true if units of so many bytes, one for each character or half a surrogate pair, are characters of a text.
+bool are_characters(std::string_view bytes, std::size_t width, bool big_end_first) {
+    bool high = false;   // the first half of a pair came last
+    for (; bytes.size() >= width; bytes.remove_prefix(width)) {
+        std::uint32_t code = 0;
+        for (std::size_t i = 0; i < width; i++) {
+            code = code << 8 | static_cast<unsigned char>(bytes[big_end_first ? i : width - 1 - i]);
+        }
+        const bool low = code >= 0xdc00 && code < 0xe000, is_white = code == '\t' || code == '\n' || code == '\r';
+        if (low != high || (code < ' ' && !is_white) || (code >= 0xfffe && code < 0x10000) || code > 0x10ffff)
+            return false;
+        high = code >= 0xd800 && code < 0xdc00;
+    }
+    return true;
+}
+
+// Returns the name by which iconv knows the encoding of a text with bytes that are 0, without a mark of its order;
+// empty: it is none.
+std::string encoding_with_zeros(std::string_view beginning) {
+    if (beginning.size() < 4) return "";
+    for (const bool big : {false, true}) {
+        if (are_characters(beginning, 4, big)) return big ? "UTF-32BE" : "UTF-32LE";
+    }
+    const auto zeros_from = [&](std::size_t first) {
+        std::size_t count = 0;
+        for (std::size_t i = first; i < beginning.size(); i += 2) count += beginning[i] == '\0' ? 1 : 0;
+        return count;
+    };
+    const bool big = zeros_from(0) > zeros_from(1);   // ASCII has zeros in front
+    if (!are_characters(beginning, 2, big)) return "";
+    return big ? "UTF-16BE" : "UTF-16LE";
+}
+
 // Throws Error(bad_data) for bytes that have NULs, or the mark of a format without text.
 void check_text(const std::string& name, std::string_view beginning) {
     struct Mark {
@@ -56,10 +89,14 @@ void check_text(const std::string& name, std::string_view beginning) {
         const char *kind, *relief = "Leave the file out";
     };
     static constexpr Mark marks[] = {
-        {"\x1f\x8b", "compressed by gzip, without .gz in its name", "Rename it, or give `gzip -dc FILE | tokenize -`"},
-        {"\x28\xb5\x2f\xfd", "compressed by zstd, without .zst in its name",
-         "Rename it, or give `zstd -dc FILE | tokenize -`"},
+        {"\x1e", "a sequence of JSON texts (RFC 7464)", "Give `tr -d '\\036' <FILE | jq -c . | tokenize -`"},
+        {"\x1f\x8b", "compressed twice, inside by gzip", "Decompress it once"},
+        {"\x28\xb5\x2f\xfd", "compressed twice, inside by zstd", "Decompress it once"},
         {"\x04\x22\x4d\x18", "compressed by lz4", "Give `lz4 -dc FILE | tokenize -`"},
+        {"\x02\x21\x4c\x18", "compressed by lz4", "Give `lz4 -dc FILE | tokenize -`"},   // its older form
+        {"\x1f\x9d", "compressed by compress", "Give `gzip -dc FILE | tokenize -`"},
+        {"LZIP\1", "compressed by lzip", "Give `lzip -dc FILE | tokenize -`"},
+        {"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip", "Unpack it"},
         {std::string_view("\x5d\0\0", 3), "compressed by lzma", "Give `xz -dc FILE | tokenize -`"},
         {"\xff\xfe", "UTF-16, as PowerShell writes it", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},
         {"\xfe\xff", "UTF-16", "Give `iconv -f UTF-16 -t UTF-8 FILE | tokenize -`"},
@@ -78,6 +115,11 @@ void check_text(const std::string& name, std::string_view beginning) {
         {"PAR1", "Parquet, which data/parquet_to_jsonl.py reads"}};
     const char* what = beginning.find('\0') != beginning.npos ? "bytes that are 0" : nullptr;
     std::string_view relief = "Leave the file out";
+    std::string command;
+    if (const std::string encoding = what == nullptr ? "" : encoding_with_zeros(beginning); !encoding.empty()) {
+        what = "UTF-16 or UTF-32, without a mark of its byte order";
+        relief = command = text("Give `iconv -f ", encoding, " -t UTF-8 FILE | tokenize -`");
+    }
     if (beginning.size() > 262 && beginning.substr(257, 5) == "ustar") what = "a tar archive", relief = "Unpack it";
     for (const Mark& mark : marks) {
         if (beginning.starts_with(mark.bytes)) what = mark.kind, relief = mark.relief;

@@ -70,14 +70,37 @@ TEST_CASE("input: what a file is, by its content") {
     for (const char* name : {"a.py", "a.md", "b.json/a.html"}) {   // by suffix, whatever they contain
         CHECK_MESSAGE(kind(name, "{\"a\": 1}") == InputKind::text, name);
     }
-    CHECK_THROWS_WITH_AS(kind("a.json", "\x1f\x8b"), doctest::Contains("a.json: this is not text: compressed"), Error);
+    CHECK_THROWS_WITH_AS(kind("a.json", "\x1f\x8b"), doctest::Contains("a.json: this is not text: compressed twice"),
+                         Error);
     const std::string tar = std::string(257, 'a') + "ustar\0";
     for (const auto& [bytes, words] : {std::pair(std::string("\x04\x22\x4d\x18"), "compressed by lz4"),
                                        {"BZh9", "compressed by bzip2"},
+                                       {"\x1f\x9d\x90", "compressed by compress"},
+                                       {"LZIP\1\x0c", "compressed by lzip"},
+                                       {"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip"},
                                        {std::string("\xff\xfe{\0", 4), "UTF-16, as PowerShell"},
                                        {std::string("\xff\xfe\0\0a\0\0\0", 8), "UTF-32"},
+                                       {std::string("a\0b", 3), "bytes that are 0"},
+                                       {std::string("\1\0\2\0a\0b\0", 8), "bytes that are 0"},
+                                       {"\x1e{\"text\": \"a\"}\n", "a sequence of JSON texts (RFC 7464)"},
                                        {tar + "00", "a tar archive"}}) {
         CHECK_THROWS_WITH_AS(kind("a.txt", bytes), doctest::Contains(words), Error);
+    }
+    for (const auto& [encoding, units] :
+         {std::pair("UTF-16LE", std::vector<std::string>{std::string("a\0", 2), "\x3d\xd8", "\x4a\xde", "\x2d\x4e"}),
+          {"UTF-32BE", {std::string("\0\0\0a", 4), std::string("\0\1\xf6\x4a", 4)}}}) {
+        std::string forth, back;   // and the other order of bytes
+        for (const std::string& unit : units) forth += unit, back += std::string(unit.rbegin(), unit.rend());
+        const std::string other = std::string(encoding).substr(0, 6) + (encoding[6] == 'L' ? "BE" : "LE");
+        for (const auto& [bytes, name] : {std::pair(forth, std::string(encoding)), {back, other}}) {
+            try {
+                kind("a.txt", bytes);
+                FAIL("accepted");
+            } catch (const Error& error) {
+                CHECK(error.message().find("without a mark of its byte order") != std::string::npos);
+                CHECK(error.hint().find("iconv -f " + name + " -t UTF-8") != std::string::npos);
+            }
+        }
     }
 }
 

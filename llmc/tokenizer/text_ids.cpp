@@ -73,6 +73,12 @@ std::string warning_of_tokens_behind(const Tokenizer& tokenizer) {
                 " behind a text; it is left out here, where a text goes on, but lm-evaluation-harness leaves it in");
 }
 
+std::string warning_of_unknown_eos(const Tokenizer& tokenizer) {
+    const std::string& unknown = tokenizer.data().unknown_eos;
+    if (unknown.empty()) return "";
+    return text(unknown, "; texts end with ", spelled(tokenizer, tokenizer.special().eos));
+}
+
 std::string warning_of_missing_bytes(const Tokenizer& tokenizer) {
     const TokenizerData& data = tokenizer.data();
     if (!data.can_encode) return "";

@@ -45,5 +45,8 @@ std::string front_of_texts(const Tokenizer& tokenizer);
 // Returns a warning where the post-processor puts tokens behind a text, which are left out here; else nothing.
 std::string warning_of_tokens_behind(const Tokenizer& tokenizer);
 
+// Returns a warning where the files of a model name an end of texts that is no token; else nothing.
+std::string warning_of_unknown_eos(const Tokenizer& tokenizer);
+
 // Returns a warning where bytes of UTF-8 have no token, so that texts with them are not encoded whole; else nothing.
 std::string warning_of_missing_bytes(const Tokenizer& tokenizer);

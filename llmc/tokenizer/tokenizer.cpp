@@ -60,16 +60,19 @@ void check(const TokenizerData& data) {
     }
 }
 
-// Loads GPT-2's vocab.bpe, or merges.txt, another name of it; encoder.json or vocab.json beside it holds nothing that
-// this does not imply, and is only checked. merges.txt must have it, for other families have a merges.txt of another
-// vocabulary.
+// Loads GPT-2's vocab.bpe, or merges.txt, another name of it; encoder.json or vocab.json beside it, with what stands in
+// front of such a name (gpt2-merges.txt, gpt2-vocab.json), holds nothing that this does not imply, and is only checked.
+// merges.txt must have it, for other families have a merges.txt of another vocabulary.
 TokenizerData load_gpt2(const std::string& path, std::string_view content) {
     TokenizerData data = parse_gpt2_merges(content, path);
-    const bool is_bpe = fs::path(path).filename() == "vocab.bpe", is_merges = fs::path(path).filename() == "merges.txt";
-    if (!is_bpe && !is_merges) return data;
-    const std::string ids_path = fs::path(path).replace_filename(is_bpe ? "encoder.json" : "vocab.json").string();
-    if (is_merges || real_files().exists(ids_path)) {
-        check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+    for (const auto& [merges, ids] : {std::pair("vocab.bpe", "encoder.json"), {"merges.txt", "vocab.json"}}) {
+        const std::string name = fs::path(path).filename().string();
+        if (!name.ends_with(merges)) continue;
+        const std::string front = name.substr(0, name.size() - std::string_view(merges).size());
+        const std::string ids_path = fs::path(path).replace_filename(front + ids).string();
+        if (name == "merges.txt" || real_files().exists(ids_path)) {
+            check_gpt2_ids(data, read_whole(real_files(), ids_path), ids_path);
+        }
     }
     return data;
 }
@@ -145,12 +148,17 @@ Tokenizer Tokenizer::load(const std::string& specification) {
     return Tokenizer(load_file(file_of(specification)));
 }
 
+std::string Tokenizer::file_in(const FileSystem& files, const std::string& folder) {
+    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin", "merges.txt"}) {
+        std::string path = (fs::path(folder) / name).string();
+        if (files.exists(path)) return path;
+    }
+    return "";
+}
+
 std::string Tokenizer::file_of(const std::string& specification) {
     if (!real_files().exists(specification + "/.")) return specification;
-    for (const char* name : {"tokenizer.json", "vocab.bpe", "tokenizer.model", "tokenizer.bin", "merges.txt"}) {
-        std::string path = (fs::path(specification) / name).string();
-        if (real_files().exists(path)) return path;
-    }
+    if (std::string path = file_in(real_files(), specification); !path.empty()) return path;
     throw Error(
         ErrorKind::io, text("no tokenizer in the folder ", specification),
         "It should hold tokenizer.json, vocab.bpe, merges.txt with vocab.json, tokenizer.model or tokenizer.bin.");
@@ -160,7 +168,7 @@ std::uint64_t Tokenizer::hash_of_rules() const {
     // names every field, so that none is added and forgotten
     const auto& [name, tokens, spelled, is_special, added_rules, end_of_text, can_encode, pattern, merges,
                  merge_by_rank, whole_piece_first, unknown, pre_tokenizer, decoder, spaces_before, post_processor,
-                 front, back, special_ids, kept] = data();
+                 front, back, special_ids, kept, unknown_eos] = data();
     Hash64 hash;
     update(hash, is_special);
     for (const auto& [id, rules] : added_rules) {

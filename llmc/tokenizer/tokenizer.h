@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/io/file.h"
 #include "llmc/tokenizer/bpe/bpe.h"
 #include "llmc/tokenizer/bpe/pieces.h"
 #include "llmc/tokenizer/split/split.h"
@@ -68,6 +69,7 @@ struct TokenizerData {
     std::vector<std::uint32_t> back;       // the ids that it puts behind it
     SpecialIds special;                    // a Tokenizer's always has an eos
     std::vector<std::pair<std::string, std::string>> kept;   // names and contents of a model's files on its texts
+    std::string unknown_eos;   // says which file names an end of texts that no token is; for a warning. Empty: none
 
     bool by_characters() const { return !spelled.empty(); }
     const std::string& spelling(std::uint32_t id) const { return by_characters() ? spelled[id] : tokens[id]; }
@@ -90,6 +92,8 @@ public:
     // Loads "bytes", a file of a known format (files.h), or a folder that holds one (a prepared corpus, a checkpoint).
     // Throws Error: io when unreadable, bad_data (file, offset) when malformed.
     static Tokenizer load(const std::string& specification);
+    // Returns the tokenizer's file in a folder; empty: there is none.
+    static std::string file_in(const FileSystem& files, const std::string& folder);
     // Returns the file that load() reads for a file or a folder.
     static std::string file_of(const std::string& specification);
 

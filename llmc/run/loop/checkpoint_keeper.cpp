@@ -35,10 +35,13 @@ void CheckpointKeeper::save_best(const RunState& state) {
         for (int step : list_checkpoints(parts_.files, folder)) {
             if (step != best) remove_checkpoint(parts_.files, folder, step);
         }
+        remove_unfinished_checkpoints(parts_.files, folder);
     });
 }
 
+// Removes what a save that failed has left, too, where the disk took no change at all.
 void CheckpointKeeper::remove_older(int saved) {
+    remove_unfinished_checkpoints(parts_.files, folder_);
     prune_checkpoints(parts_.files, folder_, saved,
                       {parts_.options.keep_checkpoints, parts_.options.major_checkpoint_every, origin_});
 }

@@ -136,6 +136,35 @@ TEST_CASE("trainer: steps go on while a checkpoint is written") {
     CHECK(read_whole(real_files(), run.output.path() + state) == read_whole(real_files(), same.output.path() + state));
 }
 
+TEST_CASE("trainer: what a save leaves on a disk that takes no change is removed behind the next one") {
+    class ReadOnlyForAWhile : public ForwardingFiles {
+    public:
+        using ForwardingFiles::ForwardingFiles;
+        std::unique_ptr<File> create(const std::string& path) override {
+            if (path.find("step_00000002") != std::string::npos) is_read_only_ = true;
+            if (path.find("step_00000004") != std::string::npos) is_read_only_ = false;
+            check(path);
+            return inner_.create(path);
+        }
+        void remove_all(const std::string& path) override {
+            if (path.find("step_00000002") != std::string::npos) check(path);
+            inner_.remove_all(path);
+        }
+
+    private:
+        void check(const std::string& path) const {
+            if (is_read_only_) throw Error(ErrorKind::io, path + ": read-only file system");
+        }
+        std::atomic<bool> is_read_only_ = false;
+    };
+    TestRun run;
+    run.options.checkpoint_every = 2;
+    ReadOnlyForAWhile files(real_files());
+    CHECK(run.train(files) == RunEnd::finished);
+    CHECK(list_checkpoints(real_files(), run.output.path()) == std::vector<int>{4, 6});
+    for (const std::string& name : real_files().list(run.output.path())) CHECK(!name.ends_with(".tmp"));
+}
+
 TEST_CASE("trainer: a checkpoint that cannot be written is told, the next one is written, the last one ends the run") {
     auto full = [](const std::string& path) { throw Error(ErrorKind::io, path + ": no space"); };
     const int every = 2;

@@ -135,6 +135,10 @@ TEST_CASE("trainer: a run.json with numbers out of range is refused, and says wh
                               {"\"next\": 0", "\"next\": -5", "found -5"},
                               {"\"values\": [", "\"values\": [0, ", "129 values of a window, expected 128"},
                               {"\"epoch\": 0", "\"epoch\": true", "found true"},
+                              {"\"epoch\": 0",
+                               "\"sources\": [{\"name\": \"a\", \"samples\": 0, \"windows\": 1, \"credit\": 1e300}], "
+                               "\"epoch\": 0",
+                               "found 1e+300, expected at most 1e+15 of either sign"},
                               {"\"seed\"", "\"sEed\"", "there is no \"seed\""},
                               {"\"auto\"", "\"\"", "no attention \"\""},
                               {"\"adamw\"", "\"nadam\"", "no optimizer nadam"}};

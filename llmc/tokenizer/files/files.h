@@ -37,9 +37,9 @@ TokenizerData load_llmc_tokenizer(const FileSystem& files, const std::string& pa
 
 // Reads a model's files on its texts, besides the tokenizer: generation_config.json, config.json and
 // tokenizer_config.json name the tokens that begin, end and pad a text. The first file that names one counts; null, and
-// an id that no token has, name none. All but config.json are kept as they are, with chat_template.jinja and
-// special_tokens_map.json. Several ends of text: the one called like an end of documents separates documents, else the
-// first, unless the tokenizer's own file says which.
+// an id that no token has, name none; `data.unknown_eos` says where that leaves out an eos. All but config.json are
+// kept as they are, with chat_template.jinja and special_tokens_map.json. Several ends of text: the one called like an
+// end of documents separates documents, else the first, unless the tokenizer's own file says which.
 void read_special_ids(const FileSystem& files, const std::string& folder, TokenizerData& data);
 inline constexpr const char* kept_file_names[] = {"generation_config.json", "tokenizer_config.json",
                                                   "special_tokens_map.json", "chat_template.jinja"};

@@ -67,6 +67,13 @@ TEST_CASE("tokenizer_files: deep nesting, keys that are there twice, numbers tha
              "encoder.json: offset 257: not JSON");
 }
 
+TEST_CASE("tokenizer_files: more added tokens than memory should be spent on are refused by their number") {
+    std::string many = "0";
+    for (int i = 0; i < 1 << 18; i++) many += ",0";
+    contains(complaint_of_json("\"added_tokens\": [", "\"added_tokens\": [" + many + "], \"were\": ["),
+             "(/added_tokens): 262145 added tokens, expected at most 262144");
+}
+
 TEST_CASE("tokenizer_files: an id and a token belong together once") {
     contains(complaint_of_json("\"id\": 256", "\"id\": 97"), "(/added_tokens/0): id 97 or '<|endoftext|>' belongs");
     contains(complaint_of_json("\"id\": 256", "\"id\": 258"), "belongs to another token");
@@ -125,6 +132,13 @@ TEST_CASE("tokenizer_files: encoder.json has the tokens of its vocab.bpe and no 
         CHECK(load(text) == data.tokens);
     }
     contains(complaint([&] { load("t h\n"); }), "the first line does not begin with #version");
+    for (const auto& [merges, beside] :
+         {std::pair("gpt2-vocab.bpe", "gpt2-encoder.json"), {"b-merges.txt", "b-vocab.json"}}) {
+        write_whole(real_files(), folder / merges, "#version: 0.2\nt h\n");
+        CHECK(Tokenizer::load(folder / merges).data().tokens == data.tokens);
+        write_whole(real_files(), folder / beside, ids + ", \"he\": 999}");
+        contains(complaint([&] { Tokenizer::load(folder / merges); }), std::string(beside) + ": ");
+    }
 }
 
 TEST_CASE("tokenizer_files: paths that cannot be followed are errors that name them") {

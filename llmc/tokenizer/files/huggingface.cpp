@@ -26,6 +26,8 @@ const std::string punctuation =
 
 constexpr std::size_t most_steps = 32;   // each copies every text, and some have a table of all code points
 
+constexpr std::size_t most_added_tokens = std::size_t{1} << 18;   // each takes about a kilobyte until all are read
+
 // Stands for a space in SentencePiece's vocabularies: U+2581.
 const std::string space_mark = "\xe2\x96\x81";
 
@@ -222,6 +224,11 @@ private:
     }
 
     void read_added_tokens(const Json& added) {
+        if (added.elements().size() > most_added_tokens) {
+            fail(added, place_,
+                 text(added.elements().size(), " added tokens, expected at most ", most_added_tokens,
+                      "; tokens of a model stand in /model/vocab"));
+        }
         for (std::size_t i = 0; i < added.elements().size(); i++) {
             const Json& token = added.elements()[i];
             place_ = text("/added_tokens/", i);

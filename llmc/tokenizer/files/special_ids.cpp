@@ -38,8 +38,11 @@ public:
                 const std::vector<std::uint32_t> found = ids_of(json, key);
                 if (!*to && !found.empty()) *to = found.front();
             }
-            const std::vector<std::uint32_t> found = ids_of(json, "eos");
-            if (data_.special.eos.empty()) data_.special.eos = found;
+            std::string unknown;
+            const std::vector<std::uint32_t> found = ids_of(json, "eos", &unknown);
+            if (!data_.special.eos.empty()) return;
+            data_.special.eos = found;
+            if (!found.empty() || data_.unknown_eos.empty()) data_.unknown_eos = unknown;
         } catch (const JsonError& problem) {
             fail(problem.offset, problem.what());
         }
@@ -52,14 +55,20 @@ private:
     }
 
     // Returns the ids in "eos_token_id" (a number or a list of them) and that of "eos_token" (a text or an object with
-    // it), if `of` is "eos".
-    std::vector<std::uint32_t> ids_of(const Json& json, const std::string& of) const {
+    // it), if `of` is "eos". `unknown`: gets words on the last one that is no token.
+    std::vector<std::uint32_t> ids_of(const Json& json, const std::string& of, std::string* unknown = nullptr) const {
         std::vector<std::uint32_t> ids;
+        auto no_token = [&](const char* key, const Json& value) {
+            if (unknown == nullptr) return;
+            *unknown = text(path_, ": offset ", value.offset(), ": ", of, key, ": no token has the ",
+                            value.is_number() ? "id " : "name ", quoted(value), ", of ", data_.tokens.size(), " ids");
+        };
         auto take = [&](const Json& value) {
             if (value.is_null() || value == -1) return;   // -1: none, in files of old
             if (!value.is_number()) fail(value.offset(), text(of, "_token_id: ", quoted(value), " is not a token id"));
             const std::uint64_t id = value.as_whole(UINT64_MAX);
-            if (data_.has(id)) ids.push_back(static_cast<std::uint32_t>(id));
+            if (!data_.has(id)) return no_token("_token_id", value);
+            ids.push_back(static_cast<std::uint32_t>(id));
         };
         if (const Json* value = json.find(of + "_token_id"); value != nullptr && value->is_array()) {
             for (const Json& element : value->elements()) take(element);
@@ -68,8 +77,12 @@ private:
         }
         const Json* token = json.find(of + "_token");
         if (token == nullptr || token->is_null()) return ids;
-        const std::string& content = (token->is_object() ? token->at("content") : *token).as_text();
-        if (const std::optional<std::uint32_t> named = data_.named(content)) ids.push_back(*named);
+        const Json& name = token->is_object() ? token->at("content") : *token;
+        if (const std::optional<std::uint32_t> named = data_.named(name.as_text())) {
+            ids.push_back(*named);
+        } else {
+            no_token("_token", name);
+        }
         return ids;
     }
 

@@ -8,6 +8,7 @@
 #include "llmc/base/error.h"
 #include "llmc/io/temporary_folder_testing.h"
 #include "llmc/tokenizer/files/files.h"
+#include "llmc/tokenizer/text_ids.h"
 
 namespace {
 
@@ -74,6 +75,24 @@ TEST_CASE("special_ids: generation_config.json, config.json, tokenizer_config.js
     CHECK(ids({{config, R"({"bos_token_id": 258, "pad_token_id": 259, "eos_token_id": 50256})"}}) ==
           SpecialIds{258, 259, {257, 256}});
     CHECK(ids({{tokenizer, R"({"eos_token": "</s>", "pad_token": "</s>"})"}}) == ids({}));
+}
+
+TEST_CASE(
+    "special_ids: an eos that no token has is told with its file, unless another file names one that is a token") {
+    auto told = [](const Files& files) { return warning_of_unknown_eos(loaded(llama3, files)); };
+    const std::string id = R"({"eos_token_id": 50256})", tokenizer = "tokenizer_config.json";
+    CHECK(told({{"config.json", id}})
+              .ends_with("/config.json: offset 17: eos_token_id: no token has the id 50256, of 260 ids; texts end with "
+                         "<|end_of_text|><|begin_of_text|>"));
+    CHECK(told({{tokenizer, R"({"eos_token": {"content": "</s>"}})"}})
+              .find("tokenizer_config.json: offset 26: eos_token: no token has the name \"</s>\"") !=
+          std::string::npos);
+    CHECK(told({{"config.json", R"({"eos_token_id": [50256, 257]})"}}).ends_with("; texts end with <|end_of_text|>"));
+    CHECK(told({{"generation_config.json", id}, {tokenizer, R"({"eos_token": "</s>"})"}})
+              .find("generation_config.json") != std::string::npos);
+    CHECK(told({{"config.json", id}, {tokenizer, R"({"eos_token": "<|eot_id|>"})"}}).empty());
+    CHECK(told({{"generation_config.json", R"({"eos_token_id": 257})"}, {"config.json", id}}).empty());
+    CHECK(told({{"config.json", R"({"eos_token_id": -1, "bos_token_id": 50256})"}}).empty());
 }
 
 TEST_CASE("special_ids: documents are separated by the model's own end of text") {

@@ -276,8 +276,39 @@ TEST_CASE("tokenizer_split: a pattern has so many steps for a text, not for each
                              doctest::Contains("takes more than 10000000 steps and 200 for each of a text's 5700"),
                              Error);
     }
+    // without an alternation: every character begins a search that passes over all that follow
+    text.assign(40000, 'a');
+    CHECK(pieces_of(*make_regex_splitter("a*b"), text) == Pieces{text});   // but it needs a b
+    text += "dbdc";
+    for (const char* pattern : {"a*b", "(?:a|b)*c", "[ab]*+c"}) {
+        CHECK_THROWS_WITH_AS(pieces_of(*make_regex_splitter(pattern), text), doctest::Contains("takes more than"),
+                             Error);
+    }
     const std::string longer(100000, 'a');   // one match of more steps than the compiled code is given
     CHECK(pieces_of(*make_regex_splitter("(?:a|b)+"), longer).size() == 1);
+}
+
+TEST_CASE("tokenizer_split: a pattern matches across the characters that compiled code sees at once") {
+    if (!has_pcre2()) return;
+    auto pieces = [](const char* pattern, const std::string& text) {
+        return pieces_of(*make_regex_splitter(pattern), text);
+    };
+    for (const std::size_t length : {255, 256, 257, 1000, 16383, 16384, 16400}) {
+        CAPTURE(length);
+        const std::string run(length, 'a'), spaces(length, ' ');
+        CHECK(pieces("b", run + "b" + run) == Pieces{run, "b", run});
+        CHECK(pieces("a+", run) == Pieces{run});
+        CHECK(pieces("a+b", run + "b" + run.substr(0, 5000)) == Pieces{run + "b", run.substr(0, 5000)});
+        CHECK(pieces("(?<=a)b", run + "b") == Pieces{run, "b"});
+        CHECK(pieces("\\Z", run) == Pieces{run});
+        CHECK(pieces("a+$", run + "a") == Pieces{run + "a"});
+        CHECK(pieces("\\s+(?!\\S)|\\s+", spaces + "b") == Pieces{spaces.substr(1), " ", "b"});
+        CHECK(pieces("\\s+(?!\\S)", spaces) == Pieces{spaces});
+        CHECK(pieces("\\b", run + " " + run) == Pieces{run, " ", run});
+        const Pieces each = pieces("x*", run + "xx");   // an empty match in front of every other character
+        CHECK(each.size() == length + 1);
+        CHECK(each.back() == "xx");
+    }
 }
 
 TEST_CASE("tokenizer_split: a rule is recognised from its own expression") {
