@@ -130,8 +130,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const MemoryNeed need = memory_need(options, inputs.config, world);
     const auto devices = world.gather_text(need.device), bytes = world.gather_text(to_bytes(need.bytes));
     log.line("memory: %s", memory_that_suffices(need, devices, bytes, log).c_str());
-    const TrainingGroups groups =
-        training_groups(world, inputs.config, options.pipeline.chunks, options.has_replicas());
+    const TrainingGroups groups = groups_of_run(options, inputs.config, world);
     const std::size_t taken_before = device_bytes_taken();   // used by others, and by NCCL for its communicators
     Arena arena;
     RunParts parts(options, inputs.config, world, arena, stream.get());

@@ -21,7 +21,6 @@
 // Files of tensors also have "tensors": {"wpe.weight": {"dtype": "F32", "shape": [64, 48]}, ...}, as in their headers.
 // A manifest that leaves out a file of tensors that is there, config.json, run.json or matmul.json, is damaged; other
 // files may lie beside them, such as a tokenizer.
-// Version 2 can be read too; it has "xxh3" of 16 digits.
 // This file does not know what the files hold (llmc/run/training_state.h).
 #pragma once
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{1} << 22;
 
-std::string hash_of(const File& file, bool of_64_bits) {
+std::string hash_of(const File& file) {
     const std::uint64_t bytes = file.size();
     Hash64 hash;
     std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, buffer_bytes));
@@ -25,7 +25,7 @@ std::string hash_of(const File& file, bool of_64_bits) {
         file.read_at(begin, part);
         hash.update(part.data(), part.size());
     }
-    return of_64_bits ? hash_to_text(hash.digest()) : hash.digest_128();
+    return hash.digest_128();
 }
 
 // An entry of the manifest: a file, as it was written.
@@ -63,14 +63,13 @@ std::string damage_of_tensors(const FileSystem& files, const std::string& path, 
     return "";
 }
 
-std::string damage_of_file(const FileSystem& files, const std::string& path, const FileRecord& record,
-                           bool of_64_bits) {
+std::string damage_of_file(const FileSystem& files, const std::string& path, const FileRecord& record) {
     if (!files.exists(path)) return path + ": missing; manifest.json names it";
     const std::unique_ptr<File> file = files.open(path);
     if (file->size() != record.bytes) {
         return text(path, ": ", file->size(), " bytes, manifest.json says ", record.bytes);
     }
-    const std::string found = hash_of(*file, of_64_bits);
+    const std::string found = hash_of(*file);
     if (found != record.hash) return text(path, ": hash ", found, ", manifest.json says ", record.hash);
     return record.tensors.is_null() ? "" : damage_of_tensors(files, path, record.tensors);
 }
@@ -86,8 +85,7 @@ std::string damage_by(const Json& manifest, const FileSystem& files, const std::
                       int rank, int ranks) {
     const std::string manifest_path = path + "/" + manifest_name;
     if (manifest.at("format") != format_name) return manifest_path + ": not a manifest";
-    const bool of_64_bits = manifest.at("version") == format_version_of_64_bits;
-    if (manifest.at("version") != format_version && !of_64_bits) {
+    if (manifest.at("version") != format_version) {
         return text(manifest_path, ": version ", quoted(manifest.at("version")), ", expected ", format_version);
     }
     const int step = static_cast<int>(manifest.at("step").as_whole(INT_MAX));
@@ -104,13 +102,12 @@ std::string damage_by(const Json& manifest, const FileSystem& files, const std::
     for (const auto& [name, record] : listed.members()) {
         if (!resumes && only_resumed(name)) continue;
         const Json* const tensors = record.find("tensors");
-        records.push_back({record.at("bytes").as_whole(UINT64_MAX), name,
-                           record.at(of_64_bits ? "xxh3" : "xxh3_128").as_text(),
+        records.push_back({record.at("bytes").as_whole(UINT64_MAX), name, record.at("xxh3_128").as_text(),
                            tensors == nullptr ? Json() : *tensors});
     }
     std::ranges::sort(records, std::greater(), &FileRecord::order);   // the largest first
     for (auto i = static_cast<std::size_t>(rank); i < records.size(); i += static_cast<std::size_t>(ranks)) {
-        std::string damage = damage_of_file(files, path + "/" + records[i].name, records[i], of_64_bits);
+        std::string damage = damage_of_file(files, path + "/" + records[i].name, records[i]);
         if (!damage.empty()) return damage;
     }
     return "";

@@ -10,7 +10,7 @@
 #include "llmc/io/safetensors.h"
 
 inline constexpr const char* format_name = "train_gpt checkpoint";
-inline constexpr int format_version = 3, format_version_of_64_bits = 2;
+inline constexpr int format_version = 3;
 inline constexpr const char* manifest_name = "manifest.json";
 
 // Returns the step in a checkpoint's name, or nothing if it is no such name.

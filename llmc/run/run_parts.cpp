@@ -13,10 +13,14 @@ static StageOptions with(StageOptions options, const StageGroups& groups, Expert
     return options;
 }
 
+TrainingGroups groups_of_run(const Options& options, const ModelConfig& config, World& world) {
+    return training_groups(world, config, options.pipeline.chunks, options.has_replicas());
+}
+
 RunParts::RunParts(const Options& options, const ModelConfig& config, World& world, Arena& arena, cudaStream_t stream,
                    bool backward)
     : RunParts(with(stage_options(options, config, world.mesh(), world.at()), {}, nullptr, backward), config,
-               training_groups(world, config, options.pipeline.chunks, options.has_replicas()), world, arena, stream) {}
+               groups_of_run(options, config, world), world, arena, stream) {}
 
 RunParts::RunParts(StageOptions of_stage, const ModelConfig& config, const TrainingGroups& its_groups, World& world,
                    Arena& arena, cudaStream_t stream)

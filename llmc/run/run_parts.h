@@ -10,6 +10,9 @@
 #include "llmc/run/options/options.h"
 #include "llmc/run/step/step.h"
 
+// Returns the groups of a run's ranks; the first call makes their communicators. Collective.
+TrainingGroups groups_of_run(const Options& options, const ModelConfig& config, World& world);
+
 struct RunParts {
     TrainingGroups groups;
     std::unique_ptr<ExpertRanks> expert_ranks;

@@ -73,7 +73,7 @@ std::string first_of(const ModelState<T>& state, const char* what, bool backward
 using GroupHashes = std::map<std::string, std::pair<Hash64, Hash64>>;
 
 std::string group_of(const std::string& what, const TensorSpec& tensor) {
-    constexpr const char* cuts[] = {"uncut", "cut_by_rows", "cut_by_columns", "cut_by_vocabulary", "experts"};
+    constexpr const char* cuts[] = {"uncut", "column_parallel", "row_parallel", "vocabulary", "experts"};
     return text(what, " ", tensor.tied ? "tied_" : "", cuts[static_cast<int>(tensor.cut)]);
 }
 
