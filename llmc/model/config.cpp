@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <mutex>
 #include <type_traits>
 
 #include "llmc/base/ensure.h"
@@ -206,17 +207,32 @@ const std::vector<ModelField>& model_fields() {
     return fields;
 }
 
+namespace {
+
+// Patterns that fields have had in this process; their numbers are their places.
+struct KnownPatterns {
+    std::mutex mutex;
+    std::vector<std::string> all{""};
+};
+KnownPatterns& known_patterns() {
+    static KnownPatterns known;
+    return known;
+}
+
+}   // namespace
+
 double pattern_number(const std::string& pattern) {
-    if (pattern.empty()) return 0;
-    ENSURE(pattern.size() <= longest_pattern, "a pattern of ", pattern.size(), " layers");
-    double number = 1;
-    for (const char letter : pattern) number = 2 * number + (letter == 'S' ? 1 : 0);
+    KnownPatterns& known = known_patterns();
+    const std::lock_guard lock(known.mutex);
+    const auto found = std::ranges::find(known.all, pattern);
+    const auto number = static_cast<double>(found - known.all.begin());
+    if (found == known.all.end()) known.all.push_back(pattern);
     return number;
 }
 std::string pattern_of(double number) {
-    std::string letters;
-    for (auto bits = static_cast<std::uint64_t>(number); bits > 1; bits /= 2) letters += bits % 2 == 1 ? 'S' : 'L';
-    return {letters.rbegin(), letters.rend()};
+    KnownPatterns& known = known_patterns();
+    const std::lock_guard lock(known.mutex);
+    return known.all.at(static_cast<std::size_t>(number));
 }
 
 void apply(const ModelChoices& choices, ModelConfig& config) {

@@ -142,9 +142,9 @@ struct ModelField {
 };
 const std::vector<ModelField>& model_fields();
 
-// Return the number that stands for a pattern of layers among values of fields: a bit for each letter, 1 for S, below a
-// bit that is set; 0: no pattern. And the pattern of a number.
-constexpr std::size_t longest_pattern = 48;   // letters: a double holds the number exactly
+// Return the number that stands for a pattern of layers among values of fields, in this process alone; 0: no pattern.
+// And the pattern of a number.
+constexpr std::size_t longest_pattern = 4096;   // letters
 double pattern_number(const std::string& pattern);
 std::string pattern_of(double number);
 
