@@ -5,8 +5,8 @@
 #   make PRECISION=fp32         true fp32 instead of bf16 with fp32 masters
 #   make USE_MPI=0              without MPI though it is there (--init tcp and fs need none)
 #
-# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. What MODEL_DIRS names, train_gpt.cu and
-# test_gpt.cu depend on PRECISION, and so do the benchmarks (dev/bench); all else is compiled once per device.
+# Sources are found by name, never listed. A file X_test.cu|cpp is a test of X. What includes llmc/model/precision.h, by
+# whatever way, is compiled for each PRECISION; all else once per device.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -97,12 +97,14 @@ precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
 COMMON_SOURCES := $(call find_sources,$(LIB_DIRS))
 MODEL_DIRS := model parallel optim checkpoint run plan cli
 MODEL_SOURCES := $(call find_sources,$(MODEL_DIRS))
+WITH_PRECISION := $(if $(filter-out help clean,$(or $(MAKECMDGOALS),all)),$(shell dev/tools/includers.sh llmc/model/precision.h))
+model_object = $(call precision_object,$(filter $(WITH_PRECISION),$(1))) $(call common_object,$(filter-out $(WITH_PRECISION),$(1)))
 COMMON_OBJECTS := $(call common_object,$(filter-out $(TEST_FILES),$(COMMON_SOURCES)))
-MODEL_OBJECTS := $(call precision_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
+MODEL_OBJECTS := $(call model_object,$(filter-out $(TEST_FILES),$(MODEL_SOURCES)))
 UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
 COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)) \
     $(filter-out $(EXCLUDE),$(wildcard dev/bench/algorithms/*_test.cu)))
-MODEL_TESTS := $(call precision_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)) \
+MODEL_TESTS := $(call model_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)) \
     $(filter-out $(EXCLUDE),$(wildcard dev/test/*/*_test.cpp dev/test/*/*_test.cu dev/bench/asynchrony/*_test.cu)))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
