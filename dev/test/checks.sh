@@ -25,7 +25,7 @@ whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: th
 # GPU's blocks (llmc/cuda_on_cpu/checks/checks.h) takes half of that time and is left to the kernels' tests and the whole model;
 # PART=fp32 and PART=bf16 run everything with all checks.
 fp32_alone='certificate: *,layouts of several axes:*,optimizer: Muon and*,optimizer: Muon of*,optimizer: every layout*'
-fp32_alone+=',options: sizes*,covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*,compress*'
+fp32_alone+=',options: sizes*,covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*,layouts: with compressed*,compress*'
 bf16_own='certificate: *bf16*,certificate: bytes*,certificate: memory*,certificate: what*,certificate: a sample of ranks*'
 model_unit_tests() { TRAIN_GPT_CHECKS=memory,poison,races,order "build/cpu-$1/unit_test" -d "${@:2}"; }   # PRECISION CASES...
 model_in_bf16() { model_unit_tests bf16 -tce="$fp32_alone" && model_unit_tests bf16 -tc="$bf16_own"; }
