@@ -73,7 +73,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     std::vector<ModelConfig> kinds(13, custom_model_config(3, 2, 32, 16, 97));
     kinds[1].tied = false;
     kinds[2].norm = NormKind::rms;
-    kinds[3] = llama_like(kinds[3], 1), kinds[3].bias = Bias::qkv;
+    kinds[3] = llama_like(kinds[3], 1);
     kinds[4] = llama_like(custom_model_config(2, 4, 64, 16, 97), 2);
     kinds[4].own_head_size = 32, kinds[4].bias = Bias::all, kinds[4].tied = false, kinds[4].own_mlp_width = 40;
     kinds[4].qk_norm = QkNorm::head;
@@ -84,7 +84,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[8] = with_experts(llama_like(custom_model_config(2, 4, 64, 16, 97), 2), 4, 2, 24);
     kinds[8].router = RouterScore::sigmoid;
     kinds[9].window = 3, kinds[9].layer_pattern = "SL";
-    kinds[10] = kinds[4], kinds[10].window = 5;
+    kinds[10] = kinds[4], kinds[10].bias = Bias::qkv, kinds[10].window = 5;
     kinds[11].window = 1, kinds[12].window = 16;   // of a token alone, of all positions
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);

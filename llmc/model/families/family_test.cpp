@@ -310,7 +310,7 @@ TEST_CASE("families: a Qwen2's and a Qwen3's window is none unless it is switche
         const std::string sizes =
             text("{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"num_hidden_layers\": ", layers,
                  ", \"num_attention_heads\": 2, \"hidden_size\": 64, \"vocab_size\": 300, ",
-                 "\"max_position_embeddings\": 64", fields, "}");
+                 "\"num_key_value_heads\": 1, \"max_position_embeddings\": 64", fields, "}");
         return read_hugging_face_config(parse_json(sizes), "config.json");
     };
     CHECK(read_deep(30, "").layer_pattern == std::string(28, 'L') + "SS");   // fields left out
