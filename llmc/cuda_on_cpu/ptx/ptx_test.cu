@@ -55,7 +55,7 @@ std::string mistake(bool grouped) {
 TEST_CASE("ptx_model: attention without any one of its copies' waits and barriers is wrong") {
     std::set<std::string> instructions;
     for (const bool grouped : {false, true}) {
-        const auto calls = host::calls_in("attention/attention_mma", [&] { CHECK(mistake(grouped) == ""); });
+        const auto calls = host::calls_in("sm80/attention_mma", [&] { CHECK(mistake(grouped) == ""); });
         CHECK(calls.size() > 10);
         for (const host::CallSite& call : calls) {
             CAPTURE(call.file);
