@@ -33,17 +33,18 @@ mkfifo shard.bin && expect 74 "--val-data shard.bin: is a pipe" "${run[@]}" --va
 # ---- input that is no text, by its content; and what is asked for
 head -c 5000 "$train_gpt" >program.txt
 printf '\x89PNG\r\n\x1a\nIHDR' >picture.txt
-gzip -nc numbers.txt >gzipped.txt
+gzip -nc numbers.txt | gzip -nc >twice.gz
 printf '\x28\xb5\x2f\xfdtext' >zstd.txt
 printf 'PAR1text' >some.parquet
 : >nothing.jsonl
 iconv -t UTF-16 numbers.txt >wide.txt
-for input in program.txt:"a program" picture.txt:"a picture" gzipped.txt:"by gzip, without .gz" zstd.txt:"by zstd" some.parquet:Parquet \
+for input in program.txt:"a program" picture.txt:"a picture" twice.gz:"compressed twice, inside by gzip" some.parquet:Parquet \
     wide.txt:"UTF-16" data/train_000000.bin:"bytes that are 0"; do
     expect 65 "${input%%:*}: this is not text: " "$tokenize" --quiet --output none "${input%%:*}"
     check "it says what it is" grep -qF -- "${input#*:}" out
 done
-expect 65 "-: this is not text: compressed by gzip" bash -c '"$0" --quiet --output none - <gzipped.txt' "$tokenize"
+expect 65 "-: this is not text: compressed twice, inside by gzip" bash -c '"$0" --quiet --output none - <twice.gz' "$tokenize"
+expect 65 "zstd.txt: " "$tokenize" --quiet --output none zstd.txt
 expect 65 "no training tokens: nothing.jsonl: empty" "$tokenize" --quiet --output none nothing.jsonl
 expect 65 "picture.txt: this is not text" "$tokenize" --quiet --train 300 --output none picture.txt
 expect 0 "13 training" "$tokenize" --quiet --output forced --format text picture.txt
