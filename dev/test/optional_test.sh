@@ -26,7 +26,7 @@ sed -i 's/{1,3}/{1,2}/' "$work/tokenizer/tokenizer.json"
 "$tokenize" --train 260 --split qwen --output "$work/qwen" "$work/text.txt" >/dev/null
 printf 'cafe\314\201' >"$work/decomposed.txt"
 normalised=(--tokenizer "$work/qwen" --overwrite --output "$work/own" "$work/decomposed.txt")
-gzip -c "$work/text.txt" >"$work/text.txt.gz"; cp "$work/text.txt.gz" "$work/text.txt.zst"   # never read
+gzip -c "$work/text.txt" >"$work/text.txt.gz"; printf '\x28\xb5\x2f\xfd' >"$work/text.txt.zst"   # never read
 own_pattern=(--tokenizer "$work/tokenizer/tokenizer.json" --output "$work/own" "$work/text.txt")
 
 hide() {   # header|library FILE PACKAGE LIBRARY
