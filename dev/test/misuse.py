@@ -122,7 +122,7 @@ def targets():
         if not name.startswith(("run", "optimizer", "matmul")):
             list_ += [(f"{step}/{name}", True, [*evaluate, "--model", step]),
                       (f"{step}/{name}", True, [*generate, "--model", "run"])]
-    list_ += [("run/options/options.json", False, resume), ("run/metrics.jsonl", False, resume), ("run/main.log", False, resume),
+    list_ += [("run/options.json", False, resume), ("run/metrics.jsonl", False, resume), ("run/main.log", False, resume),
               ("run/lock", False, resume)]
     return list_
 

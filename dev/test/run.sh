@@ -205,7 +205,7 @@ echo
 if [ -s "$logs/times" ]; then
     echo "slowest:"
     sort -nr "$logs/times" | head -n 10 | awk '{ seconds = $1; sub(/^[^ ]+ [^ ]+ [^ ]+ /, ""); printf "  %6d s %s\n", seconds, $0 }'
-    grep -ahoE '^[0-9.]+ s: .+' "$logs"/*.log | sort -nr | head -n 10 | awk '{ seconds = $1; sub(/^[^ ]+ s: /, ""); printf "  %6d s case %s\n", seconds, $0 }'
+    grep -ahoE '^(0|[1-9][0-9]*)\.[0-9]{6} s: .+' "$logs"/*.log | sort -nr | head -n 10 | awk '{ seconds = $1; sub(/^[^ ]+ s: /, ""); printf "  %6d s case %s\n", seconds, $0 }'
 fi
 if [ "$length" = short ] && unit=$(yardstick); then
     echo "processor time, in seconds and in multiples of 10^9 multiply-adds ($unit s; $(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)):"
