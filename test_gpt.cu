@@ -394,7 +394,9 @@ TEST_CASE("gpt: reference: models of Llama's kind, at every level of recompute")
     kinds[2].norm = NormKind::layer;
     kinds[2].own_rope_original_len = 48, kinds[2].rope_low_freq_factor = 2, kinds[2].rope_high_freq_factor = 6.5;
     kinds[0].bias = Bias::qkv, kinds[0].rope_scaling = RopeScaling::linear, kinds[0].rope_factor = 4;
-    kinds[0].window = 9, kinds[0].layer_pattern = "SL", kinds[3].window = 2;
+    kinds[0].window = 9, kinds[0].layer_pattern = "SL", kinds[0].rope_window_theta = 50, kinds[3].window = 2;
+    kinds[3].rope_layers = "NR", kinds[1].rope_scaling = RopeScaling::yarn, kinds[1].rope_factor = 4,
+    kinds[1].own_rope_original_len = 48;
     for (const ModelConfig& config : kinds) {
         INFO(describe(config));
         const Problem problem = random_problem(config, 4, 33, 6);

@@ -293,7 +293,7 @@ void leave_out_replaced(AllGiven& recorded, const AllGiven& given) {
     const auto scaling = given.find("--rope-scaling");
     if (scaling != given.end() && scaling->second.value != recorded["--rope-scaling"].value) {
         for (const ModelField& field : model_fields()) {
-            if (field.in_rope_scaling) recorded.erase(text("--", field.name));
+            if (!field.of_scalings.empty()) recorded.erase(text("--", field.name));
         }
     }
     for (const auto& [name, wins] : given) recorded.erase(name);

@@ -149,11 +149,12 @@ private:
         std::string values;
         for (const char* value : of.values) values += text(values.empty() ? "" : "|", value);
         OptionRow& added = row(text("--", of.name),
-                               of.is_pattern    ? "TEXT"
-                               : of.is_number() ? of.whole ? "INT" : "FLOAT"
-                                                : values,
+                               of.letters != nullptr ? "TEXT"
+                               : of.is_number()      ? of.whole ? "INT" : "FLOAT"
+                                                     : values,
                                of.help);
-        added.expected = of.is_pattern    ? text("expected at most ", longest_pattern, " letters S and L")
+        added.expected = of.letters != nullptr ? text("expected at most ", longest_pattern, " letters ", of.letters[0],
+                                                      " and ", of.letters[1])
                          : of.is_number() ? text("expected ", of.whole ? "an integer" : "a number", " from 0 to 1e9")
                                           : "expected one of " + values;
         added.spell = [&of, &target] {

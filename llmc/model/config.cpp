@@ -40,6 +40,8 @@ constexpr MlpTraits mlp_kinds[] = {
 };
 static_assert(mlp_kinds[0].kind == MlpKind{0} && mlp_kinds[1].kind == MlpKind{1} && mlp_kinds[2].kind == MlpKind{2});
 
+constexpr const char* kScalings[] = {"none", "linear", "llama3", "yarn"};   // values of RopeScaling
+
 template <auto kMember>
 double get_member(const ModelConfig& config) {
     return static_cast<double>(config.*kMember);
@@ -116,7 +118,15 @@ std::vector<ModelField> make_fields() {
          .key = "layer_pattern",
          .get = [](const Config& c) { return pattern_number(c.layer_pattern); },
          .set = [](Config& c, double value) { c.layer_pattern = pattern_of(value); },
-         .is_pattern = true,
+         .letters = "SL",
+         .gpt2 = false});
+    add({.name = "rope-layers",
+         .help = "layers with rotary positions (R) and without positions (N), repeated over the layers, as in RRRN, "
+                 "which SmolLM3 has; by default all have them",
+         .key = "rope_layers",
+         .get = [](const Config& c) { return pattern_number(c.rope_layers); },
+         .set = [](Config& c, double value) { c.rope_layers = pattern_of(value); },
+         .letters = "RN",
          .gpt2 = false});
     number(field<&Config::window>("window", "attention_window",
                                   "keys that a query sees at most, itself the last (sliding window); 0: all before it"),
@@ -139,32 +149,50 @@ std::vector<ModelField> make_fields() {
         true, true, "intermediate_size");
     number(field<&Config::norm_eps>("norm-eps", "layer_norm_epsilon", "what norms add before the root"), true, false,
            "rms_norm_eps");
-    auto of_rotary = [&](ModelField row, bool whole, const char* llama_key, bool in_rope_scaling = true) {
-        row.may_change = true, row.in_rope_scaling = in_rope_scaling;
+    auto of_rotary = [&](ModelField row, bool whole, const char* llama_key, std::vector<RopeScaling> of_scalings = {}) {
+        row.may_change = true, row.of_scalings = std::move(of_scalings);
         number(std::move(row), false, whole, llama_key);
     };
+    constexpr auto linear = RopeScaling::linear, llama3 = RopeScaling::llama3, yarn = RopeScaling::yarn;
     of_rotary(field<&Config::rope_theta>("rope-theta", "rope_theta", "base of rotary positions' frequencies"), false,
-              "rope_theta", false);
+              "rope_theta");
+    of_rotary(field<&Config::rope_window_theta>(
+                  "rope-window-theta", "rope_window_theta",
+                  "base in layers with the --window, without --rope-scaling there, as in OLMo 3; 0: as in all layers"),
+              false, nullptr);
     ModelField scaling = field<&Config::rope_scaling>(
         "rope-scaling", "rope_scaling",
         "frequencies for more positions: linear divides all by --rope-factor, llama3 those of long wavelengths, as in "
-        "Llama 3.1");
-    scaling.values = {"none", "linear", "llama3"};
-    of_rotary(std::move(scaling), true, "rope_type");
+        "Llama 3.1, yarn those with few turns over --rope-original-len, and scales queries and keys");
+    scaling.values.assign(std::begin(kScalings), std::end(kScalings));
+    of_rotary(std::move(scaling), true, "rope_type", {linear, llama3, yarn});
     of_rotary(field<&Config::rope_factor>("rope-factor", "rope_factor", "divisor of --rope-scaling, at least 1"), false,
-              "factor");
+              "factor", {linear, llama3, yarn});
     of_rotary(field<&Config::rope_low_freq_factor>(
                   "rope-low-freq-factor", "rope_low_freq_factor",
                   "llama3: wavelengths above --rope-original-len over this get the whole divisor"),
-              false, "low_freq_factor");
+              false, "low_freq_factor", {llama3});
     of_rotary(field<&Config::rope_high_freq_factor>("rope-high-freq-factor", "rope_high_freq_factor",
                                                     "llama3: wavelengths below --rope-original-len over this get none"),
-              false, "high_freq_factor");
+              false, "high_freq_factor", {llama3});
+    of_rotary(field<&Config::rope_beta_fast>(
+                  "rope-beta-fast", "rope_beta_fast",
+                  "yarn: frequencies with at least this many turns over --rope-original-len are not divided"),
+              false, "beta_fast", {yarn});
+    of_rotary(field<&Config::rope_beta_slow>(
+                  "rope-beta-slow", "rope_beta_slow",
+                  "yarn: frequencies with at most this many turns over --rope-original-len are divided"),
+              false, "beta_slow", {yarn});
+    of_rotary(
+        field<&Config::rope_attention_factor>("rope-attention-factor", "rope_attention_factor",
+                                              "yarn: factor on rotated queries and keys; 0: 0.1 ln(--rope-factor) + 1"),
+        false, "attention_factor", {yarn});
     of_rotary(field<&Config::own_rope_original_len>(
                   "rope-original-len", "rope_original_len",
-                  "llama3: positions before scaling; by default those of a model that is continued, of a new one 8192",
+                  "llama3 and yarn: positions before scaling; by default those of a model that is continued, of a new "
+                  "one 8192",
                   [](const Config& c) { return static_cast<double>(c.rope_original_len()); }),
-              true, "original_max_position_embeddings");
+              true, "original_max_position_embeddings", {llama3, yarn});
     number(field<&Config::experts>("experts", "n_expert", "experts of a layer, in place of its MLP; 0: none"), false,
            true, nullptr);
     number(field<&Config::own_experts_per_token>(
@@ -243,7 +271,7 @@ void apply(const ModelChoices& choices, ModelConfig& config) {
 
 std::string ModelField::value_of(const ModelConfig& config) const {
     const double value = get(config);
-    return is_pattern ? pattern_of(value) : is_number() ? text(value) : values[static_cast<std::size_t>(value)];
+    return letters != nullptr ? pattern_of(value) : is_number() ? text(value) : values[static_cast<std::size_t>(value)];
 }
 
 bool ModelField::read(ModelConfig& config, const std::string& value) const {
@@ -251,8 +279,8 @@ bool ModelField::read(ModelConfig& config, const std::string& value) const {
     for (std::size_t i = 0; i < values.size(); i++) {
         if (value == values[i]) return set(config, static_cast<double>(i)), true;
     }
-    if (is_pattern) {
-        const bool is_one = value.size() <= longest_pattern && value.find_first_not_of("SL") == std::string::npos;
+    if (letters != nullptr) {
+        const bool is_one = value.size() <= longest_pattern && value.find_first_not_of(letters) == std::string::npos;
         return is_one && (set(config, pattern_number(value)), true);
     }
     double number = 0;
@@ -264,10 +292,16 @@ bool ModelField::read(ModelConfig& config, const std::string& value) const {
 
 bool ModelField::same(const ModelConfig& a, const ModelConfig& b) const {
     if (get(a) == get(b)) return true;
-    if (!is_pattern || a.layers != b.layers || a.window == 0 || b.window == 0) return false;
+    if (letters == nullptr || a.layers != b.layers) return false;
+    const std::string of_a = value_of(a), of_b = value_of(b);
     std::int64_t layer = 0;
-    while (layer < a.layers && a.slides(layer) == b.slides(layer)) layer++;
+    while (layer < a.layers && letter_of_layer(of_a, layer, *letters) == letter_of_layer(of_b, layer, *letters))
+        layer++;
     return layer == a.layers;
+}
+
+bool ModelField::is_of(RopeScaling scaling) const {
+    return std::ranges::find(of_scalings, scaling) != of_scalings.end();
 }
 
 bool ModelField::is_default(const ModelConfig& config) const {
@@ -372,12 +406,16 @@ void check_model_config(const ModelConfig& c) {
             "--kv-heads must divide --heads.");
     require(c.mlp_width() > 0 && c.mlp_width() % 8 == 0, text("an MLP of width ", c.mlp_width()),
             "--mlp-width must be a multiple of 8.");
+    for (const ModelField& field : model_fields()) {
+        if (field.letters == nullptr) continue;
+        const std::string pattern = field.value_of(c);
+        require(pattern.size() <= static_cast<std::size_t>(c.layers),
+                text("--", field.name, " ", pattern, " of ", pattern.size(), " layers for ", c.layers),
+                "It repeats, and must not be longer than the layers.");
+    }
     const std::string& pattern = c.layer_pattern;
     require(pattern.empty() || c.window > 0, text("--layer-pattern ", pattern, " without a --window"),
             "Give --window, the keys that a layer S sees, or leave --layer-pattern out.");
-    require(pattern.size() <= static_cast<std::size_t>(c.layers),
-            text("--layer-pattern ", pattern, " of ", pattern.size(), " layers for ", c.layers),
-            "It repeats, and must not be longer than the layers.");
     require(pattern.empty() || pattern.find('S') != std::string::npos,
             text("--layer-pattern ", pattern, ", in which no layer slides"),
             "Give at least one S, or leave --window and --layer-pattern out.");
@@ -404,15 +442,29 @@ void check_model_config(const ModelConfig& c) {
     require(c.norm_eps > 0 && c.norm_eps < 1, text("--norm-eps ", c.norm_eps), "It must be between 0 and 1.");
     require(c.rope_theta >= 1 && c.rope_factor >= 1,
             text("--rope-theta ", c.rope_theta, " --rope-factor ", c.rope_factor), "Both must be at least 1.");
-    const bool scaled = c.rope_scaling != RopeScaling::none, by_wavelength = c.rope_scaling == RopeScaling::llama3;
-    require(!scaled || c.positions == PositionKind::rotary, "--rope-scaling with learned positions",
+    const bool is_rotary = c.positions == PositionKind::rotary;
+    require(is_rotary || c.rope_scaling == RopeScaling::none, "--rope-scaling with learned positions",
             "Scaling is of rotary positions: give --positions rotary, or leave --rope-scaling out.");
-    require(scaled || c.rope_factor == 1, text("--rope-factor ", c.rope_factor, " without --rope-scaling"),
-            "Give --rope-scaling linear or llama3.");
-    require(by_wavelength || (c.rope_original_len() == ModelConfig{}.rope_original_len() &&
-                              c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4),
-            "--rope-low-freq-factor, --rope-high-freq-factor or --rope-original-len without --rope-scaling llama3",
-            "Give --rope-scaling llama3, or none of the options that go with it.");
+    require(is_rotary || c.rope_layers.empty(), "--rope-layers with learned positions",
+            "Give --positions rotary, or leave --rope-layers out.");
+    require(c.rope_window_theta == 0 || (c.rope_window_theta >= 1 && is_rotary && c.window > 0),
+            text("--rope-window-theta ", c.rope_window_theta, is_rotary ? "" : " with learned positions",
+                 c.window > 0 ? "" : " without a --window"),
+            "It must be 0, or at least 1 in a model with --positions rotary and a --window.");
+    for (const ModelField& field : model_fields()) {
+        if (field.of_scalings.empty() || field.is_of(c.rope_scaling) || field.is_default(c)) continue;
+        std::string scalings;
+        for (const RopeScaling one : field.of_scalings) {
+            scalings += text(scalings.empty() ? "" : " or ", kScalings[static_cast<std::size_t>(one)]);
+        }
+        require(false, text("--", field.name, " ", field.value_of(c), " without --rope-scaling ", scalings),
+                text("Give --rope-scaling ", scalings, ", or leave --", field.name, " out."));
+    }
+    require(c.rope_scaling != RopeScaling::yarn || c.rope_theta > 1, "--rope-scaling yarn with --rope-theta 1",
+            "YaRN divides by the base's logarithm: give a --rope-theta above 1.");
+    require(c.rope_beta_slow > 0 && c.rope_beta_fast >= c.rope_beta_slow,
+            text("--rope-beta-slow ", c.rope_beta_slow, " --rope-beta-fast ", c.rope_beta_fast),
+            "The slow one must be above 0, and the fast one at least as large.");
     require(
         c.rope_low_freq_factor > 0 && c.rope_high_freq_factor > c.rope_low_freq_factor,
         text("--rope-low-freq-factor ", c.rope_low_freq_factor, " --rope-high-freq-factor ", c.rope_high_freq_factor),

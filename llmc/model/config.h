@@ -18,8 +18,9 @@ enum class NormPosition : std::uint8_t { before, after };
 // Kind of token positions: a learned embedding, or rotated queries and keys (llmc/kernels/rows/rotary.cuh).
 enum class PositionKind : std::uint8_t { learned, rotary };
 // Scaling of rotary positions' frequencies for more positions than those of the first training: all are divided by a
-// factor, or those with long wavelengths, as in Llama 3.1.
-enum class RopeScaling : std::uint8_t { none, linear, llama3 };
+// factor, those with long wavelengths (Llama 3.1), or those of the later pairs of channels (YaRN), which also scales
+// queries and keys (llmc/kernels/rows/rotary.cuh).
+enum class RopeScaling : std::uint8_t { none, linear, llama3, yarn };
 enum class MlpKind : std::uint8_t { gelu, swiglu, relu2 };
 struct MlpTraits {
     MlpKind kind;
@@ -40,6 +41,11 @@ enum class Bias : std::uint8_t { none, all, qkv };
 // Score by which a mixture's router chooses experts (llmc/kernels/experts/router.cuh).
 enum class RouterScore : std::uint8_t { softmax, sigmoid };
 
+// Returns the letter of a layer in a pattern that repeats; of an empty one `otherwise`.
+inline char letter_of_layer(const std::string& pattern, std::int64_t layer, char otherwise) {
+    return pattern.empty() ? otherwise : pattern[static_cast<std::size_t>(layer) % pattern.size()];
+}
+
 struct ModelConfig {
     std::int64_t layers = 0;                  // L, transformer blocks
     std::int64_t heads = 0;                   // NH, attention heads of a block
@@ -56,6 +62,13 @@ struct ModelConfig {
     RopeScaling rope_scaling = RopeScaling::none;
     double rope_factor = 1;                                       // 1 without scaling
     double rope_low_freq_factor = 1, rope_high_freq_factor = 4;   // llama3 as in Llama 3.1
+    double rope_beta_fast = 32, rope_beta_slow = 1;               // yarn: turns over the original positions
+    double rope_attention_factor = 0;                             // yarn: on rotated queries and keys; 0: its default
+    // Base in layers that slide, whose frequencies are not scaled then, as in OLMo 3; 0: they are as in other layers.
+    double rope_window_theta = 0;
+    // R: the layer rotates queries and keys, N: it has no positions (NoPE, SmolLM3); repeats over the layers. Empty:
+    // all rotate, if positions are rotary.
+    std::string rope_layers = {};
     MlpKind mlp = MlpKind::gelu;
     Bias bias = Bias::all;
     QkNorm qk_norm = QkNorm::none;
@@ -84,9 +97,10 @@ struct ModelConfig {
         return own_head_size > 0 ? own_head_size : heads > 0 ? channels / heads : 0;
     }
     // True if a layer has the window, which cuts something off only from sequences of more tokens.
-    bool slides(std::int64_t layer) const {
-        if (window == 0 || layer_pattern.empty()) return window > 0;
-        return layer_pattern[static_cast<std::size_t>(layer) % layer_pattern.size()] == 'S';
+    bool slides(std::int64_t layer) const { return window > 0 && letter_of_layer(layer_pattern, layer, 'S') == 'S'; }
+    // True if a layer's queries and keys are rotated by their positions.
+    bool rotates(std::int64_t layer) const {
+        return positions == PositionKind::rotary && letter_of_layer(rope_layers, layer, 'R') == 'R';
     }
     bool window_cuts(std::int64_t T) const { return window > 0 && window < T; }
     bool gated() const { return traits_of(mlp).gated; }
@@ -102,7 +116,7 @@ struct ModelConfig {
     std::int64_t expert_width() const {
         return experts == 0 ? 0 : own_expert_width > 0 ? own_expert_width : mlp_width();
     }
-    // Positions of the first training, by which the scaling llama3 knows long wavelengths.
+    // Positions of the first training, by which the scalings llama3 and yarn know long wavelengths.
     std::int64_t rope_original_len() const { return own_rope_original_len > 0 ? own_rope_original_len : 8192; }
     std::int64_t qkv_width() const { return (heads + 2 * kv_heads()) * head_size(); }
     // The type in the config.json that it was read from, which families with the same models share; null: none.
@@ -120,22 +134,25 @@ struct ModelField {
     double (*get)(const ModelConfig&);
     void (*set)(ModelConfig&, double);
     std::vector<const char*> values = {};   // names of 0, 1, ...; none: a number
-    bool is_pattern = false;                // its text is a pattern of layers, whose number pattern_number says
-    bool whole = true;                      // the number must be whole
-    bool basic = false;                     // a size that every model states; its option is not made from this table
-    bool may_change = false;                // training goes on from a rotary model with another value
-    bool in_rope_scaling = false;           // llama_key is in config.json's object "rope_scaling"
-    bool of_training = false;               // only training reads it: a model's outputs do not depend on it
+    // Letters of a pattern of layers, whose number pattern_number says; an empty one means the first letter for all.
+    const char* letters = nullptr;
+    bool whole = true;         // the number must be whole
+    bool basic = false;        // a size that every model states; its option is not made from this table
+    bool may_change = false;   // training goes on from a rotary model with another value
+    // Scalings that read it: with them llama_key is in config.json's object "rope_scaling".
+    std::vector<RopeScaling> of_scalings = {};
+    bool of_training = false;   // only training reads it: a model's outputs do not depend on it
     // Place of the field in other programs' files. A file without the field holds only models with GPT-2's value.
     bool gpt2 = true;   // a GPT-2's config.json
     int llmc = -1;      // the int32 of an llm.c model file's header
 
-    bool is_number() const { return values.empty() && !is_pattern; }
+    bool is_number() const { return values.empty() && letters == nullptr; }
+    bool is_of(RopeScaling scaling) const;
     // True for a field whose first values are "0" and "1", in files false and true; others may follow.
     bool is_flag() const { return !values.empty() && values[0][0] == '0'; }
     std::string value_of(const ModelConfig& config) const;
     bool read(ModelConfig& config, const std::string& value) const;   // returns false if there is no such value
-    // True if the models have the same value, or patterns by which the same layers slide.
+    // True if the models have the same value, or patterns that give the same letters to their layers.
     bool same(const ModelConfig& a, const ModelConfig& b) const;
     // True if the model has the field's default: GPT-2's value.
     bool is_default(const ModelConfig& config) const;

@@ -84,7 +84,7 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
     kinds[8] = with_experts(llama_like(custom_model_config(2, 4, 64, 16, 97), 2), 4, 2, 24);
     kinds[8].router = RouterScore::sigmoid;
     kinds[9].window = 3, kinds[9].layer_pattern = "SL";
-    kinds[10] = kinds[4], kinds[10].bias = Bias::qkv, kinds[10].window = 5;
+    kinds[10] = kinds[4], kinds[10].bias = Bias::qkv, kinds[10].window = 5, kinds[10].rope_window_theta = 50;
     kinds[11].window = 1, kinds[12].window = 16;   // of a token alone, of all positions
     for (const ModelConfig& config : kinds) {
         ReferenceGpt reference(config);

@@ -13,17 +13,21 @@ inline ModelConfig plain_for(const ModelField& field, ModelConfig plain) {
                             name.find("experts-") == 0 || name.find("router") == 0;
     if (of_experts) plain.experts = 4;
     if (name.starts_with("rope-")) plain.positions = PositionKind::rotary;
-    if (field.in_rope_scaling && name != "rope-scaling") {
-        plain.rope_scaling = name == "rope-factor" ? RopeScaling::linear : RopeScaling::llama3, plain.rope_factor = 8;
+    if (!field.of_scalings.empty() && name != "rope-scaling") {
+        plain.rope_scaling = field.of_scalings.front(), plain.rope_factor = 8;
     }
-    if (field.is_pattern) plain.window = 4;
+    if (name == "layer-pattern" || name == "rope-window-theta") plain.window = 4;
     return plain;
 }
 
 // Returns all values that have names, or two numbers that a model like `plain` may have.
 inline std::vector<double> values_to_try(const ModelField& field, const ModelConfig& plain) {
     const std::string name = field.name;
-    if (field.is_pattern) return {pattern_number("SL"), pattern_number("LS")};
+    if (field.letters != nullptr) {
+        const std::string one(1, field.letters[0]), other(1, field.letters[1]);
+        return {pattern_number(one + other), pattern_number(other + one)};
+    }
+    if (name == "rope-window-theta" || name == "rope-attention-factor") return {0, 2};
     if (!field.is_number()) {
         std::vector<double> values;
         for (std::size_t i = 0; i < field.values.size(); i++) values.push_back(static_cast<double>(i));

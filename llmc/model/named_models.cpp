@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <optional>
+#include <vector>
 
 #include "llmc/base/error.h"
 #include "llmc/model/config.h"
@@ -47,51 +48,93 @@ constexpr std::array<NamedSize, 8> sizes_by_depth{{
     {"d84", 84, 3456, 36},
 }};
 
-// Models of Llama's kind as they were published: llama2.c's stories15M and stories110M, MobileLLM 125M and 350M (Liu et
-// al., 2024; SmolLM 135M and 360M with a larger vocabulary), Llama 3.2 1B, and Llama 3 8B (Grattafiori et al., "The
-// Llama 3 herd of models", 2024); Qwen2.5 0.5B, 1.5B, 3B and 7B (Yang et al., "Qwen2.5 technical report", 2024), which
-// have biases of queries, keys and values; and Qwen3 0.6B, 1.7B and 8B (Yang et al., "Qwen3 technical report", 2025),
-// which have norms of heads. They have the positions of their first training and, unless another is given, GPT-2's
-// vocabulary.
+// Models of Llama's kind as they were published. They have the positions of their first training and, unless another is
+// given, GPT-2's vocabulary.
 struct LlamaSize {
     NamedSize size;
-    std::int64_t kv_heads, mlp_width, context;
-    double rope_theta;
+    std::int64_t kv_heads, mlp_width;
     bool tied;
-    std::int64_t head_size = 0;   // 0: channels / heads
-    bool qk_norm = false, qkv_bias = false;
-    double norm_eps = 1e-5;
+    std::int64_t context;
+    double rope_theta;
 };
-constexpr std::array<LlamaSize, 6> llama_sizes{{
-    {{"15M", 6, 288, 6}, 6, 768, 256, 10000, true},
-    {{"110M", 12, 768, 12}, 12, 2048, 1024, 10000, true},
-    {{"125M", 30, 576, 9}, 3, 1536, 2048, 10000, true},
-    {{"350M", 32, 960, 15}, 5, 2560, 2048, 10000, true},
-    {{"1B", 16, 2048, 32}, 8, 8192, 8192, 500000, true},
-    {{"8B", 32, 4096, 32}, 8, 14336, 8192, 500000, false},
-}};
-constexpr std::array<LlamaSize, 4> qwen2_sizes{{
-    {{"500M", 24, 896, 14}, 2, 4864, 4096, 1e6, true, 0, false, true, 1e-6},
-    {{"1500M", 28, 1536, 12}, 2, 8960, 4096, 1e6, true, 0, false, true, 1e-6},
-    {{"3B", 36, 2048, 16}, 2, 11008, 4096, 1e6, true, 0, false, true, 1e-6},
-    {{"7B", 28, 3584, 28}, 4, 18944, 4096, 1e6, false, 0, false, true, 1e-6},
-}};
-constexpr std::array<LlamaSize, 3> qwen3_sizes{{
-    {{"600M", 28, 1024, 16}, 8, 3072, 4096, 1e6, true, 128, true, false, 1e-6},
-    {{"1700M", 28, 2048, 16}, 8, 6144, 4096, 1e6, true, 128, true, false, 1e-6},
-    {{"8B", 36, 4096, 32}, 8, 12288, 4096, 1e6, false, 128, true, false, 1e-6},
-}};
+struct LlamaFamily {
+    const char* prefix;
+    ModelConfig like;   // what all its sizes have
+    std::vector<LlamaSize> sizes;
+};
+
+const std::vector<LlamaFamily>& llama_families() {
+    const ModelConfig llama{
+        .norm = NormKind::rms, .positions = PositionKind::rotary, .mlp = MlpKind::swiglu, .bias = Bias::none};
+    ModelConfig eps_1e6 = llama, mistral = llama;
+    eps_1e6.norm_eps = 1e-6;
+    mistral.window = 4096;
+    ModelConfig qwen2 = eps_1e6, qwen3 = eps_1e6, smollm3 = eps_1e6, olmo3 = eps_1e6;
+    qwen2.bias = Bias::qkv;
+    qwen3.qk_norm = QkNorm::head, qwen3.own_head_size = 128;
+    smollm3.rope_layers = "RRRN";
+    olmo3.norm_position = NormPosition::after, olmo3.qk_norm = QkNorm::row;
+    olmo3.window = 4096, olmo3.layer_pattern = "SSSL";
+    static const std::vector<LlamaFamily> all = {
+        // llama2.c's stories15M and stories110M, MobileLLM 125M and 350M (Liu et al., 2024; SmolLM 135M and 360M with a
+        // larger vocabulary), Llama 3.2 1B, and Llama 3 8B (Grattafiori et al., "The Llama 3 herd of models", 2024)
+        {"llama:",
+         llama,
+         {
+             {{"15M", 6, 288, 6}, 6, 768, true, 256, 10000},
+             {{"110M", 12, 768, 12}, 12, 2048, true, 1024, 10000},
+             {{"125M", 30, 576, 9}, 3, 1536, true, 2048, 10000},
+             {{"350M", 32, 960, 15}, 5, 2560, true, 2048, 10000},
+             {{"1B", 16, 2048, 32}, 8, 8192, true, 8192, 500000},
+             {{"8B", 32, 4096, 32}, 8, 14336, false, 8192, 500000},
+         }},
+        // Jiang et al., "Mistral 7B", 2023
+        {"mistral:",
+         mistral,
+         {
+             {{"7B", 32, 4096, 32}, 8, 14336, false, 8192, 10000},
+         }},
+        // Qwen2.5 (Yang et al., "Qwen2.5 technical report", 2024)
+        {"qwen2:",
+         qwen2,
+         {
+             {{"500M", 24, 896, 14}, 2, 4864, true, 4096, 1e6},
+             {{"1500M", 28, 1536, 12}, 2, 8960, true, 4096, 1e6},
+             {{"3B", 36, 2048, 16}, 2, 11008, true, 4096, 1e6},
+             {{"7B", 28, 3584, 28}, 4, 18944, false, 4096, 1e6},
+         }},
+        // Yang et al., "Qwen3 technical report", 2025
+        {"qwen3:",
+         qwen3,
+         {
+             {{"600M", 28, 1024, 16}, 8, 3072, true, 4096, 1e6},
+             {{"1700M", 28, 2048, 16}, 8, 6144, true, 4096, 1e6},
+             {{"8B", 36, 4096, 32}, 8, 12288, false, 4096, 1e6},
+         }},
+        // Bakouch et al., "SmolLM3", 2025
+        {"smollm3:",
+         smollm3,
+         {
+             {{"3B", 36, 2048, 16}, 4, 11008, true, 4096, 50000},
+         }},
+        // OLMo team, "Olmo 3", 2025
+        {"olmo3:",
+         olmo3,
+         {
+             {{"7B", 32, 4096, 32}, 32, 11008, false, 8192, 500000},
+             {{"32B", 64, 5120, 40}, 8, 27648, false, 8192, 500000},
+         }},
+    };
+    return all;
+}
 
 constexpr std::int64_t channels_per_layer = 64;   // width of depths that sizes_by_depth lacks
 constexpr std::int64_t longest_depth = 1000;
 
-const char* name_of(const NamedSize& size) { return size.name; }
-const char* name_of(const LlamaSize& size) { return size.size.name; }
-
-template <class Size, std::size_t n>
-std::string list_names(const char* prefix, const std::array<Size, n>& sizes) {
+template <std::size_t n>
+std::string list_names(const char* prefix, const std::array<NamedSize, n>& sizes) {
     std::string names;
-    for (const Size& size : sizes) names += text(names.empty() ? "" : ", ", prefix, name_of(size));
+    for (const NamedSize& size : sizes) names += text(prefix, size.name, ", ");
     return names;
 }
 
@@ -111,29 +154,15 @@ ModelConfig make(const NamedSize& size, std::int64_t context) {
     return custom_model_config(size.layers, size.heads, size.channels, context);
 }
 
-ModelConfig make(const LlamaSize& from) {
-    ModelConfig config = make(from.size, from.context);
+ModelConfig make(const LlamaFamily& family, const LlamaSize& from) {
+    ModelConfig config = family.like;
+    config.layers = from.size.layers, config.channels = from.size.channels, config.heads = from.size.heads;
+    config.max_seq_len = from.context;
     config.tied = from.tied;
-    config.norm = NormKind::rms;
-    config.positions = PositionKind::rotary;
     config.rope_theta = from.rope_theta;
-    config.norm_eps = from.norm_eps;
-    config.mlp = MlpKind::swiglu;
-    config.bias = from.qkv_bias ? Bias::qkv : Bias::none;
     config.own_kv_heads = from.kv_heads;
     config.own_mlp_width = from.mlp_width;
-    config.own_head_size = from.head_size;
-    if (from.qk_norm) config.qk_norm = QkNorm::head;
     return config;
-}
-
-template <std::size_t n>
-std::optional<ModelConfig> find_llama(const std::array<LlamaSize, n>& sizes, const char* prefix,
-                                      const std::string& descriptor) {
-    for (const LlamaSize& size : sizes) {
-        if (descriptor == text(prefix, size.size.name)) return make(size);
-    }
-    return std::nullopt;
 }
 
 ModelConfig config_by_depth(const std::string& depth_text, const std::string& descriptor) {
@@ -160,17 +189,21 @@ bool starts_with_number(const std::string& text, std::size_t position) {
 }   // namespace
 
 bool is_descriptor(const std::string& text) {
-    for (const char* family : {"gpt2:", "gpt3:", "llama:", "qwen2:", "qwen3:"}) {
+    for (const char* family : {"gpt2:", "gpt3:"}) {
         if (text.starts_with(family)) return true;
+    }
+    for (const LlamaFamily& family : llama_families()) {
+        if (text.starts_with(family.prefix)) return true;
     }
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
 }
 
 std::string model_names() {
-    return text(list_names("gpt2:", gpt2_sizes), ", ", list_names("gpt3:", gpt3_sizes), ", ",
-                list_names("llama:", llama_sizes), ", ", list_names("qwen2:", qwen2_sizes), ", ",
-                list_names("qwen3:", qwen3_sizes),
-                ", dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768)");
+    std::string names = list_names("gpt2:", gpt2_sizes) + list_names("gpt3:", gpt3_sizes);
+    for (const LlamaFamily& family : llama_families()) {
+        for (const LlamaSize& size : family.sizes) names += text(family.prefix, size.size.name, ", ");
+    }
+    return names + "dN for a GPT-2 of N layers (d12), gpt3:cN for a GPT-3 of N channels (gpt3:c768)";
 }
 
 ModelConfig model_config(const std::string& descriptor) {
@@ -185,8 +218,10 @@ ModelConfig model_config(const std::string& descriptor) {
     for (const NamedSize& size : gpt3_sizes) {
         if (descriptor == text("gpt3:", size.name)) return make(size, gpt3_context);
     }
-    if (const auto llama = find_llama(llama_sizes, "llama:", descriptor)) return *llama;
-    if (const auto qwen2 = find_llama(qwen2_sizes, "qwen2:", descriptor)) return *qwen2;
-    if (const auto qwen3 = find_llama(qwen3_sizes, "qwen3:", descriptor)) return *qwen3;
+    for (const LlamaFamily& family : llama_families()) {
+        for (const LlamaSize& size : family.sizes) {
+            if (descriptor == text(family.prefix, size.size.name)) return make(family, size);
+        }
+    }
     no_such_model(descriptor);
 }

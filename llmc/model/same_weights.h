@@ -9,7 +9,8 @@
 // rotary models, those with which training may go on (ModelField::may_change).
 inline bool have_same_weights(ModelConfig a, ModelConfig b) {
     for (ModelConfig* const model : {&a, &b}) {   // a window that cuts nothing off is none
-        if (!model->window_cuts(model->max_seq_len)) model->window = 0, model->layer_pattern.clear();
+        const bool is_none = model->rope_window_theta == 0 && !model->window_cuts(model->max_seq_len);
+        if (is_none) model->window = 0, model->layer_pattern.clear();
     }
     const bool are_rotary = a.positions == PositionKind::rotary && b.positions == PositionKind::rotary;
     return a.padded_vocab_size == b.padded_vocab_size &&

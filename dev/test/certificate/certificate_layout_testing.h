@@ -143,6 +143,7 @@ inline ModelConfig model(const Layout& layout) {
     }
     config.window = layout.window;
     if (layout.window > 0) config.layer_pattern = "SL";
+    if (layout.window > 0 && layout.like_llama()) config.rope_layers = "RRN", config.rope_window_theta = 50;
     if (layout.experts > 0) {
         config.experts = layout.experts, config.own_experts_per_token = layout.experts_per_token;
         config.own_expert_width = 24, config.shared_experts = 1;

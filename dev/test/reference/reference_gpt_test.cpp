@@ -117,7 +117,9 @@ TEST_CASE("reference_gpt: gradients of a model of Llama's kind agree with centra
         if (kv_heads == 4) config.bias = Bias::qkv;
         if (kv_heads == 1) config.bias = Bias::all, config.mlp = MlpKind::gelu;
         if (kv_heads != 2) config.rope_factor = 8;
-        if (kv_heads != 2) config.rope_scaling = kv_heads == 1 ? RopeScaling::llama3 : RopeScaling::linear;
+        if (kv_heads != 2) config.rope_scaling = kv_heads == 1 ? RopeScaling::llama3 : RopeScaling::yarn;
+        if (kv_heads == 4) config.window = 3, config.layer_pattern = "SL", config.rope_window_theta = 50;
+        if (kv_heads == 2) config.rope_layers = "RN";
         check_gradients(config, kv_heads == 2 ? 0.1 : 0.0);
     }
 }

@@ -104,10 +104,8 @@ private:
                 static_cast<Index>(c.head_size()),
                 static_cast<Index>(layer >= 0 && c.slides(layer) ? c.window : 0)};
     }
-    void turn(Doubles& qkv, int B, int T, bool backward) const {
-        const ModelConfig& c = table.config();
-        if (c.positions == PositionKind::learned) return;
-        reference::rotary(qkv, attention_sizes(B, T), c, backward);
+    void turn(Doubles& qkv, int B, int T, int layer, bool backward) const {
+        reference::rotary(qkv, attention_sizes(B, T), table.config(), layer, backward);
     }
     // Runs a linear layer: outputs (R, N) of inputs (R, K).
     Doubles linear(const Doubles& in, const std::string& name, int l, Index R) const {
@@ -160,7 +158,7 @@ private:
         b.ln1 = after ? b.input : norm(b.input, "ln_1", l, R);
         b.raw_qkv = b.qkv = linear(b.ln1, "attn.c_attn", l, R);
         norm_heads(b.qkv, l, R);
-        turn(b.qkv, B, T, false);
+        turn(b.qkv, B, T, l, false);
         b.atty = attention(b.qkv, attention_sizes(B, T, l));
         b.attproj = linear(b.atty, "attn.c_proj", l, R);
         b.residual2 = after ? norm(b.attproj, "ln_1", l, R) : b.attproj;
@@ -455,7 +453,7 @@ private:
 
         const Doubles datty = through("attn.c_proj", after("ln_1", dstream, b.attproj), b.atty);
         Doubles dqkv = attention_backward(datty, b.qkv, attention_sizes(B, T, l));
-        turn(dqkv, B, T, true);
+        turn(dqkv, B, T, l, true);
         norm_heads_backward(dqkv, gradients, b.raw_qkv, l, R);
         add_to(dstream, before("ln_1", through("attn.c_attn", dqkv, b.ln1), b.input));
     }

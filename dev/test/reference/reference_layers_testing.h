@@ -200,16 +200,32 @@ inline Doubles attention_backward(const Doubles& dout, const Doubles& qkv, const
 }
 
 // Turns the pairs (i, i + HS / 2) of each head of q and k by their position times a frequency; backward: by minus that.
-inline void rotary(Doubles& qkv, const AttentionSizes& s, const ModelConfig& config, bool backward) {
+inline void rotary(Doubles& qkv, const AttentionSizes& s, const ModelConfig& config, Index layer, bool backward) {
+    if (!config.rotates(layer)) return;
+    const bool of_window = config.slides(layer) && config.rope_window_theta > 0;   // with a base of its own
+    const double theta = of_window ? config.rope_window_theta : config.rope_theta;
+    const RopeScaling scaling = of_window ? RopeScaling::none : config.rope_scaling;
     const double two_pi = 2.0 * std::acos(-1.0), factor = config.rope_factor;
     const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
     const auto trained = static_cast<double>(config.rope_original_len());
+    const bool yarn = scaling == RopeScaling::yarn;
+    auto pair_of = [&](double turns) {   // YaRN's pair with so many turns over `trained`
+        return static_cast<double>(s.HS) * std::log(trained / (two_pi * turns)) / (2.0 * std::log(theta));
+    };
+    const double fast = std::max(0.0, std::floor(pair_of(config.rope_beta_fast)));
+    double slow = std::min(static_cast<double>(s.HS - 1), std::ceil(pair_of(config.rope_beta_slow)));
+    if (slow == fast) slow += 0.001;
+    const double given = config.rope_attention_factor;
+    const double scale = !yarn ? 1.0 : given > 0 ? given : 1.0 + std::log(factor) / 10.0;
     for (Index row = 0; row < s.B * s.T; row++) {
         for (Index pair = 0; pair < s.HS / 2; pair++) {
-            double frequency =
-                std::pow(config.rope_theta, -2.0 * static_cast<double>(pair) / static_cast<double>(s.HS));
-            if (config.rope_scaling == RopeScaling::linear) frequency /= factor;
-            if (config.rope_scaling == RopeScaling::llama3) {
+            double frequency = std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(s.HS));
+            if (scaling == RopeScaling::linear) frequency /= factor;
+            if (yarn) {
+                const double divided = std::min(1.0, std::max(0.0, (static_cast<double>(pair) - fast) / (slow - fast)));
+                frequency = divided * frequency / factor + (1.0 - divided) * frequency;
+            }
+            if (scaling == RopeScaling::llama3) {
                 const double wavelength = two_pi / frequency, mixed = (trained / wavelength - low) / (high - low);
                 if (wavelength > trained / low) {
                     frequency /= factor;
@@ -222,8 +238,8 @@ inline void rotary(Doubles& qkv, const AttentionSizes& s, const ModelConfig& con
                 double &x = qkv[row * s.width() + head * s.HS + pair],
                        &y = qkv[row * s.width() + head * s.HS + pair + s.HS / 2];
                 const double turned = x * std::cos(angle) - y * std::sin(angle);
-                y = y * std::cos(angle) + x * std::sin(angle);
-                x = turned;
+                y = scale * (y * std::cos(angle) + x * std::sin(angle));
+                x = scale * turned;
             }
         }
     }

@@ -7,11 +7,14 @@
 //
 // A factor above 1 slows frequencies for more positions than the first training had, as transformers does: all of them
 // (linear), or by wavelength (Llama 3.1): those whose wavelength is above trained / low are divided by it, those with a
-// wavelength below trained / high stay, and those between are a mix.
+// wavelength below trained / high stay, and those between are a mix. YaRN (Peng et al., "YaRN: efficient context window
+// extension of large language models", 2023, section 3.2) mixes by the pair's number instead: pairs up to `first_pair`
+// stay, those from `last_pair` are divided. It also multiplies what is rotated by a scale (section 3.4).
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -22,12 +25,32 @@
 #include "llmc/kernels/vec.cuh"
 
 struct RotaryFrequencies {
-    float theta;         // base
-    float factor = 1;    // divisor of low frequencies; 1: none
-    float trained = 0;   // positions of the first training; 0: all frequencies are low (linear)
-    float low = 1;       // a frequency with fewer turns over these positions is divided by the whole factor,
-    float high = 4;      // one with more turns than this by nothing; low < high
+    float theta;            // base
+    float factor = 1;       // divisor of low frequencies; 1: none
+    float trained = 0;      // positions of the first training; 0: all frequencies are low (linear)
+    float low = 1;          // a frequency with fewer turns over these positions is divided by the whole factor,
+    float high = 4;         // one with more turns than this by nothing; low < high
+    bool by_pair = false;   // YaRN: in place of `trained`, `low` and `high`
+    float first_pair = 0, last_pair = 1;
+    float scale = 1;   // of rotated queries and keys
 };
+
+// Returns YaRN's frequencies, as transformers computes them: pairs between those with `fast` and `slow` turns over
+// `trained` positions are a mix.
+inline RotaryFrequencies yarn_frequencies(double theta, double factor, double trained, double fast, double slow,
+                                          double scale, int HS) {
+    auto pair_with = [&](double turns) {   // whose frequency has so many turns
+        return HS * std::log(trained / (turns * 2 * 3.14159265358979323846)) / (2 * std::log(theta));
+    };
+    const double first = std::max(std::floor(pair_with(fast)), 0.0),
+                 last = std::min(std::ceil(pair_with(slow)), HS - 1.0);
+    return {.theta = static_cast<float>(theta),
+            .factor = static_cast<float>(factor),
+            .by_pair = true,
+            .first_pair = static_cast<float>(first),
+            .last_pair = static_cast<float>(first == last ? last + 0.001 : last),
+            .scale = static_cast<float>(scale)};
+}
 
 // Angles of the rows of a call: positions times frequencies.
 struct RotaryAngles {
@@ -65,7 +88,9 @@ __device__ inline float rotary_frequency(int i, int HS, float log2_theta, const 
     constexpr float two_pi = 6.283185307179586f;
     const float frequency = exp2f(-static_cast<float>(2 * i) / static_cast<float>(HS) * log2_theta);
     const float turns = f.trained * frequency / two_pi;   // turns over the positions of training
-    const float kept = fminf(fmaxf((turns - f.low) / (f.high - f.low), 0.0f), 1.0f);
+    const float by_turns = (turns - f.low) / (f.high - f.low);
+    const float by_pair = 1.0f - (static_cast<float>(i) - f.first_pair) / (f.last_pair - f.first_pair);
+    const float kept = fminf(fmaxf(f.by_pair ? by_pair : by_turns, 0.0f), 1.0f);
     return f.factor > 1.0f ? frequency * (kept + (1.0f - kept) / f.factor) : frequency;
 }
 
@@ -92,6 +117,7 @@ __device__ __forceinline__ RotaryTurn rotary_turn(const RotaryAngles& angles, st
     for (int k = 0; k < 8; k++) {
         const float angle = position * rotary_frequency(first + k, HS, log2_theta, angles.frequencies);
         sincosf(angle, &of.sines[k], &of.cosines[k]);
+        of.cosines[k] *= angles.frequencies.scale, of.sines[k] *= angles.frequencies.scale;
         if (angles.backward) of.sines[k] = -of.sines[k];
     }
     return of;

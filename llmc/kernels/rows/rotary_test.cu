@@ -125,7 +125,7 @@ TEST_CASE("rotary: pairs of channels are turned by position times frequency, bac
 }
 
 // Recorded from the functions of transformers 5.24 (modeling_rope_utils), in double precision.
-TEST_CASE("rotary: scaled frequencies are those of transformers: linear, and Llama 3's by wavelength") {
+TEST_CASE("rotary: scaled frequencies are those of transformers: linear, Llama 3's by wavelength, and YaRN's") {
     struct Recorded {
         int head_size;
         RotaryFrequencies frequencies;
@@ -190,6 +190,49 @@ TEST_CASE("rotary: scaled frequencies are those of transformers: linear, and Lla
           6.25e-05, 3.514633282e-05, 1.976423538e-05, 1.111424631e-05,
           6.25e-06, 3.514633282e-06, 1.976423538e-06, 1.111424631e-06,
           6.25e-07, 3.514633282e-07, 1.976423538e-07, 1.111424631e-07}},
+        {64,
+         yarn_frequencies(500000, 8, 8192, 32, 1, 1, 64),
+         {1,
+          0.6636012793,
+          0.4403666258,
+          0.2922278345,
+          0.1939227581,
+          0.1286873817,
+          0.08539710194,
+          0.05666961893,
+          0.0376060307,
+          0.02495540865,
+          0.01495039836,
+          0.008852675557,
+          0.005165637471,
+          0.002957424149,
+          0.001650326303,
+          0.000887966482,
+          0.0004517625785,
+          0.0002085497254,
+          7.784655463e-05,
+          5.165906987e-05,
+          3.428102355e-05,
+          2.274892904e-05,
+          1.509621779e-05,
+          1.001786859e-05,
+          6.647869668e-06,
+          4.411534519e-06,
+          2.927499736e-06,
+          1.942692506e-06,
+          1.289173156e-06,
+          8.554969213e-07,
+          5.677088097e-07,
+          3.767322596e-07}},
+        {32,
+         yarn_frequencies(10000, 4, 64, 32, 1, 1, 32),
+         {1, 0.4779901206, 0.2213594317, 0.09780536592, 0.03999999911, 0.01405853219, 0.007905694656, 0.004445698578,
+          0.002499999944, 0.001405853312, 0.0007905694656, 0.0004445698578, 0.0002500000119, 0.0001405853254,
+          7.905694656e-05, 4.445698505e-05}},
+        {16,
+         yarn_frequencies(1e6, 2.5, 4, 3, 2, 1, 16),   // all but the first pair turn less than that
+         {1, 0.07113117725, 0.01264911145, 0.002249365207, 0.0003999999899, 7.113117317e-05, 1.264911043e-05,
+          2.249365252e-06}},
     };
     for (const Recorded& one : all) {
         const Doubles found = frequencies_of(one.head_size, one.frequencies);

@@ -8,7 +8,6 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/error.h"
-#include "llmc/model/families/layer_windows.h"
 #include "llmc/model/families/rope_scaling.h"
 
 namespace {
@@ -19,29 +18,32 @@ namespace {
 
 // Values of fields of Llama's kind that config.json leaves out: those in the family's configuration class of
 // transformers 5.24 (and of 4). 0: as many KV heads as attention heads, channels / heads, or the width of an MLP that
-// no layer has. No class ties the classifier. dev/reference/config_defaults.py compares them with the classes.
+// no layer has. dev/reference/config_defaults.py compares them with the classes.
 struct LeftOut {
     const char* model_type;
     double rms_norm_eps;
     std::int64_t num_key_value_heads, head_dim, intermediate_size;
     double rope_theta;
+    bool tied = false;
 };
 constexpr LeftOut left_out[] = {
-    {"llama", 1e-6, 0, 0, 11008, 10000},      // LlamaConfig
-    {"mistral", 1e-6, 8, 0, 14336, 10000},    // MistralConfig
-    {"qwen2", 1e-6, 32, 0, 22016, 10000},     // Qwen2Config
-    {"qwen3", 1e-6, 32, 128, 22016, 10000},   // Qwen3Config
-    {"olmo2", 1e-5, 0, 0, 11008, 10000},      // Olmo2Config
-    {"mixtral", 1e-5, 8, 0, 0, 1000000},      // MixtralConfig
-    {"qwen3_moe", 1e-6, 4, 0, 0, 10000},      // Qwen3MoeConfig
-    {"olmoe", 1e-5, 0, 0, 0, 10000},          // OlmoeConfig
+    {"llama", 1e-6, 0, 0, 11008, 10000},             // LlamaConfig
+    {"mistral", 1e-6, 8, 0, 14336, 10000},           // MistralConfig
+    {"qwen2", 1e-6, 32, 0, 22016, 10000},            // Qwen2Config
+    {"qwen3", 1e-6, 32, 128, 22016, 10000},          // Qwen3Config
+    {"olmo2", 1e-5, 0, 0, 11008, 10000},             // Olmo2Config
+    {"olmo3", 1e-5, 0, 0, 11008, 500000},            // Olmo3Config
+    {"smollm3", 1e-6, 4, 0, 11008, 2000000, true},   // SmolLM3Config
+    {"mixtral", 1e-5, 8, 0, 0, 1000000},             // MixtralConfig
+    {"qwen3_moe", 1e-6, 4, 0, 0, 10000},             // Qwen3MoeConfig
+    {"olmoe", 1e-5, 0, 0, 0, 10000},                 // OlmoeConfig
 };
 
 std::vector<ModelFamily> with_fields_left_out(std::vector<ModelFamily> families) {
     for (ModelFamily& family : families) {
         for (const LeftOut& row : left_out) {
             if (std::string_view(row.model_type) != family.model_type) continue;
-            family.implied.tied = false;
+            family.implied.tied = row.tied;
             family.implied.norm_eps = row.rms_norm_eps;
             family.implied.own_kv_heads = row.num_key_value_heads;
             family.implied.own_head_size = row.head_dim;
@@ -92,7 +94,9 @@ const std::vector<ModelFamily>& families() {
         all_keys.push_back({"router-norm", "norm_topk_prob"});
         return all_keys;
     };
-    const ModelFamily::Key window{"window", "sliding_window", true}, layers{"layer-pattern", "layer_types", true};
+    const ModelFamily::Key window{"window", "sliding_window", true}, layers{"layer-pattern", "layer_types", true},
+        window_theta{"rope-window-theta", "rope_window_theta", true},
+        rope_layers{"rope-layers", "no_rope_layers", true};
     auto with_window = [&](std::vector<ModelFamily::Key> all_keys) {
         all_keys.push_back(window);
         return all_keys;
@@ -106,21 +110,24 @@ const std::vector<ModelFamily>& families() {
         {"gpt2", "GPT2LMHeadModel", false, {}, of_gpt2},
         {"llama", "LlamaForCausalLM", true, llama, of_llama},
         {"mistral", "MistralForCausalLM", true, mistral, silu, {window}},
-        {"qwen2", "Qwen2ForCausalLM", true, qwen2, silu, {window, layers}},
-        {"qwen3", "Qwen3ForCausalLM", true, qwen3, silu_unbiased, {window, layers}},
+        {"qwen2", "Qwen2ForCausalLM", true, qwen2, silu, {window, layers}, LayerTypes::qwen},
+        {"qwen3", "Qwen3ForCausalLM", true, qwen3, silu_unbiased, {window, layers}, LayerTypes::qwen},
         {"olmo2", "Olmo2ForCausalLM", true, olmo2, silu_unbiased},
+        {"olmo3",
+         "Olmo3ForCausalLM",
+         true,
+         olmo2,
+         silu_unbiased,
+         {window, layers, window_theta},
+         LayerTypes::olmo3,
+         true},
+        {"smollm3", "SmolLM3ForCausalLM", true, llama, of_llama, {window, layers, rope_layers}, LayerTypes::smollm3},
         {"mixtral", "MixtralForCausalLM", true, of_experts(llama, true), of_mixtral, mixtral_keys},
         {"qwen3_moe", "Qwen3MoeForCausalLM", true, of_experts(qwen3, false), of_qwen3_moe, qwen3_moe_keys},
         {"olmoe", "OlmoeForCausalLM", true, of_experts(olmoe, false), of_olmoe, olmoe_keys},
         {"train_gpt", "TrainGptModel", false, {}, of_gpt2},
     });
     return all;
-}
-
-// True if config.json says each layer's window (layer_windows.h).
-bool has_layer_windows(const ModelFamily& family) {
-    return std::ranges::any_of(
-        family.keys, [](const ModelFamily::Key& row) { return std::string_view(row.field) == "layer-pattern"; });
 }
 
 // Returns the value that null gives to a field, or none where null says nothing: to a flag the family's default; 0 to a
@@ -160,11 +167,11 @@ std::optional<double> value_in(const Json& json, const std::string& path, const 
         if (ModelConfig read; field.read(read, value->as_text())) return field.get(read);
     } catch (const JsonError&) {
     }
-    const char* const expected = field.is_flag()      ? has_more ? "true, false or a known name" : "true or false"
-                                 : field.is_pattern   ? "letters S and L"
-                                 : !field.is_number() ? "a known name"
-                                 : field.whole        ? "a size"
-                                                      : "a number above 0";
+    const char* const expected = field.is_flag()            ? has_more ? "true, false or a known name" : "true or false"
+                                 : field.letters != nullptr ? "letters of layers"
+                                 : !field.is_number()       ? "a known name"
+                                 : field.whole              ? "a size"
+                                                            : "a number above 0";
     bad(path, text("\"", key, "\" is ", quoted(*value), ", expected ", expected));
 }
 
@@ -245,7 +252,7 @@ std::string ModelFamily::beyond(const ModelConfig& config) const {
     for (const ModelField& field : model_fields()) {
         if (own_key(field) != nullptr) continue;
         if (key(field) == nullptr && !field.same(config, implied) &&
-            !(field.is_default(config) && (!llama || field.is_pattern))) {
+            !(field.is_default(config) && (!llama || field.letters != nullptr))) {
             return text("--", field.name, " ", field.value_of(config));
         }
     }
@@ -266,16 +273,16 @@ bool is_only_ours(const ModelFamily& family) { return std::string_view(family.mo
 std::string beyond_hugging_face(const ModelConfig& config) {
     const bool like_llama = config.positions == PositionKind::rotary;
     if (!is_only_ours(family_of(config))) return "";
-    const bool like_olmo2 = config.norm_position == NormPosition::after && config.qk_norm == QkNorm::row;
+    const bool like_olmo = config.norm_position == NormPosition::after && config.qk_norm == QkNorm::row;
     const bool experts = config.experts > 0;
-    return find_family(!like_llama                                ? "gpt2"
-                       : like_olmo2                               ? "olmo2"
-                       : config.bias == Bias::qkv && !experts     ? "qwen2"
-                       : config.qk_norm == QkNorm::head           ? (experts ? "qwen3_moe" : "qwen3")
-                       : experts && config.qk_norm == QkNorm::row ? "olmoe"
-                       : experts                                  ? "mixtral"
-                       : config.window > 0                        ? "mistral"
-                                                                  : "llama")
+    return find_family(!like_llama                                        ? "gpt2"
+                       : like_olmo                                        ? (config.window > 0 ? "olmo3" : "olmo2")
+                       : config.bias == Bias::qkv && !experts             ? "qwen2"
+                       : config.qk_norm == QkNorm::head                   ? (experts ? "qwen3_moe" : "qwen3")
+                       : experts && config.qk_norm == QkNorm::row         ? "olmoe"
+                       : experts                                          ? "mixtral"
+                       : config.window > 0 || !config.rope_layers.empty() ? "smollm3"
+                                                                          : "llama")
         ->beyond(config);
 }
 
@@ -337,8 +344,9 @@ std::string with_keys(std::string message, const ModelFamily& family) {
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
-    Json json = family->llama ? with_rope_scaling_flat(given, path) : given;
-    if (has_layer_windows(*family)) json = with_layer_windows_flat(json, path);
+    Json json = family->has_rope_by_layer ? with_rope_by_layer_flat(given, path) : given;
+    if (family->llama) json = with_rope_scaling_flat(json, path);
+    if (family->layer_types != LayerTypes::none) json = with_layer_windows_flat(family->layer_types, json, path);
     ModelConfig config = family->implied;
     config.model_type = family->model_type;
     for (const ModelField& field : model_fields()) {
@@ -383,8 +391,10 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
         if (std::string_view(key) == "n_positions") json.add("n_ctx", static_cast<std::int64_t>(value));
     };
     const auto is_apart = [&](const ModelField& field) {
-        const bool of_windows = std::string_view(field.name) == "window" || field.is_pattern;
-        return (family.llama && field.in_rope_scaling) || (of_windows && has_layer_windows(family));
+        const bool of_layers = field.letters != nullptr || std::string_view(field.name) == "window";
+        return (family.llama && !field.of_scalings.empty()) ||
+               (field.name == std::string_view("rope-window-theta") && family.has_rope_by_layer) ||
+               (of_layers && family.layer_types != LayerTypes::none);
     };
     for (const ModelField& field : model_fields()) {
         if (field.basic) add(field);
@@ -392,7 +402,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     for (const ModelFamily::Setting& setting : family.settings) {
         if (setting.written) json.add(setting.key, setting_of(setting, config));
     }
-    if (has_layer_windows(family)) add_layer_windows(json, config);
+    if (family.layer_types != LayerTypes::none) add_layer_windows(family.layer_types, json, config);
     for (const ModelField& field : model_fields()) {
         if (!field.whole && field.get(config) != 0 && !is_apart(field)) add(field);
     }
@@ -406,6 +416,7 @@ Json hugging_face_config(const ModelConfig& config, const char* torch_dtype) {
     }
     if (family.llama) json.add("pad_token_id", nullptr);   // else token 1 of an OLMo2
     if (family.llama && config.rope_scaling != RopeScaling::none) json.add("rope_scaling", rope_scaling_json(config));
+    if (family.has_rope_by_layer) json.add("rope_parameters", rope_by_layer_json(config));
     json.add("torch_dtype", torch_dtype);
     return json;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/base/json.h"
+#include "llmc/model/families/layer_windows.h"
 #include "llmc/model/parameters/param_table.h"
 
 struct ModelFamily {
@@ -30,6 +31,9 @@ struct ModelFamily {
         bool may_be_left_out = false;
     };
     std::vector<Key> keys = {};
+
+    LayerTypes layer_types = LayerTypes::none;
+    bool has_rope_by_layer = false;   // rope_scaling.h
 
     const char* key(const ModelField& field) const;      // in config.json; null: it does not say the field
     const Key* own_key(const ModelField& field) const;   // null: it has none of its own

@@ -1,6 +1,7 @@
 #include "llmc/model/families/rope_scaling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,8 @@ namespace {
 }
 
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
+constexpr const char *kSliding = "sliding_attention", *kFull = "full_attention";   // an OLMo 3's objects
+constexpr double kOlmo3Theta = 500000;                                             // where none is said
 
 // Returns the object and its name, or null where there is none.
 std::pair<const char*, const Json*> find_object(const Json& json, const std::string& path) {
@@ -30,20 +33,42 @@ std::pair<const char*, const Json*> find_object(const Json& json, const std::str
 // True for a key that a model's fields have inside the object: outside it means nothing.
 bool is_inside(std::string_view key) {
     return std::ranges::any_of(
-        model_fields(), [&](const ModelField& field) { return field.in_rope_scaling && key == field.llama_key; });
+        model_fields(), [&](const ModelField& field) { return !field.of_scalings.empty() && key == field.llama_key; });
 }
 
-// Returns the name of --rope-scaling for the object's type. An object of the type "default", or of none, scales
-// nothing.
-const char* scaling_of(const Json& object, const char* name, const std::string& path) {
+// Returns the scaling of the object's type. An object of the type "default", or of none, scales nothing.
+RopeScaling scaling_of(const Json& object, const char* name, const std::string& path) {
     const Json* type = object.find("rope_type");
     if (type == nullptr) type = object.find("type");   // its name in older files
-    if (type == nullptr || *type == Json("default")) return "none";
-    for (const char* known : {"linear", "llama3"}) {
-        if (*type == Json(known)) return known;
+    if (type == nullptr || *type == Json("default")) return RopeScaling::none;
+    ModelConfig read;
+    for (const ModelField& field : model_fields()) {
+        const bool is_type = field.name == std::string_view("rope-scaling");
+        if (is_type && type->is_text() && field.read(read, type->as_text())) return read.rope_scaling;
     }
     bad(path, text("\"", name, "\" is of the type ", quoted(*type),
-                   ", only \"default\", \"linear\" and \"llama3\" are supported"));
+                   ", only \"default\", \"linear\", \"llama3\" and \"yarn\" are supported"));
+}
+
+// Returns a number of a YaRN's object, or 0 where it is not there or null.
+double number_in(const Json& object, const char* key, const char* name, const std::string& path) {
+    const Json* const value = object.find(key);
+    if (value == nullptr || value->is_null()) return 0;
+    try {
+        return value->as_number();
+    } catch (const JsonError&) {
+        bad(path, text("\"", key, "\" of \"", name, "\" is ", quoted(*value), ", expected a number"));
+    }
+}
+
+// Adds YaRN's factor on queries and keys where "mscale" and "mscale_all_dim" say it in place of "attention_factor".
+void add_attention_factor(Json& flat, const Json& object, const char* name, const std::string& path) {
+    const double mscale = number_in(object, "mscale", name, path),
+                 of_all = number_in(object, "mscale_all_dim", name, path),
+                 factor = number_in(object, "factor", name, path);
+    if (flat.contains("attention_factor") || mscale == 0 || of_all == 0) return;
+    auto scale = [&](double by) { return factor <= 1 ? 1.0 : 0.1 * by * std::log(factor) + 1; };
+    flat.add("attention_factor", scale(mscale) / scale(of_all));
 }
 
 }   // namespace
@@ -64,41 +89,91 @@ Json with_rope_scaling_flat(const Json& json, const std::string& path) {
             bad(path, text("\"", name, "\" says \"", key, "\" apart, only one for all layers is supported"));
         }
     }
-    const std::string_view scaling = scaling_of(*object, name, path);
-    if (scaling == "none") return flat;
-    flat.add("rope_type", std::string(scaling));
+    const RopeScaling scaling = scaling_of(*object, name, path);
+    if (scaling == RopeScaling::none) return flat;
     const Json* const share = object->find("partial_rotary_factor");
     if (share != nullptr && *share != Json(1)) {
         bad(path, text("\"partial_rotary_factor\" of \"", name, "\" is ", quoted(*share), ", only 1 is supported"));
     }
-    auto add = [&](const char* key) {
-        const Json* const value = object->find(key);
-        if (value == nullptr) bad(path, text("\"", key, "\" of \"", name, "\" is not there, ", scaling, " needs it"));
-        flat.add(key, *value);
+    const bool yarn = scaling == RopeScaling::yarn;
+    const Json* const truncate = object->find("truncate");
+    if (yarn && truncate != nullptr && *truncate != Json(true)) {
+        bad(path, text("\"truncate\" of \"", name, "\" is ", quoted(*truncate), ", only true is supported"));
+    }
+    ModelConfig scaled;
+    scaled.rope_scaling = scaling;
+    for (const ModelField& field : model_fields()) {
+        if (!field.is_of(scaling)) continue;
+        const std::string key = field.llama_key;
+        const Json* value = object->find(key);
+        if (key == "rope_type") {
+            flat.add(key, field.value_of(scaled));
+        } else if (key == kOriginalLength) {
+            const Json* const outside = json.find(key);
+            if (outside != nullptr || value == nullptr) value = outside;
+            if (value == nullptr) value = json.find("max_position_embeddings");
+            if (value != nullptr) flat.add(key, *value);
+        } else if (yarn && key != "factor" && (value == nullptr || value->is_null())) {
+            continue;   // its default
+        } else if (value == nullptr) {
+            bad(path, text("\"", key, "\" of \"", name, "\" is not there, ", flat.find("rope_type")->as_text(), " needs it"));
+        } else {
+            flat.add(key, *value);
+        }
+    }
+    if (yarn) add_attention_factor(flat, *object, name, path);
+    return flat;
+}
+
+Json with_rope_by_layer_flat(const Json& json, const std::string& path) {
+    auto object_in = [&](const Json& from, const char* key) {
+        const Json* const found = from.find(key);
+        if (found == nullptr || found->is_null()) return Json::object();
+        if (!found->is_object()) bad(path, text("\"", key, "\" is ", quoted(*found), ", expected an object"));
+        return *found;
     };
-    add("factor");
-    if (scaling == "linear") return flat;
-    add("low_freq_factor");
-    add("high_freq_factor");
-    const Json* length = json.find(kOriginalLength);
-    if (length == nullptr) length = object->find(kOriginalLength);
-    if (length == nullptr) length = json.find("max_position_embeddings");
-    if (length != nullptr) flat.add(kOriginalLength, *length);
+    const Json parameters = object_in(json, "rope_parameters"), outside = object_in(json, "rope_scaling");
+    Json sliding = object_in(parameters, kSliding), full = Json::object();
+    const Json* const theta = json.find("rope_theta");
+    for (const Json& from : {outside, object_in(parameters, kFull)}) {   // the first that has a key counts
+        for (const auto& [key, value] : from.members()) full.add(key, value);
+    }
+    if (parameters.members().empty()) full.add("rope_type", "default");   // before a "type"
+    full.add("rope_theta", theta != nullptr ? *theta : Json(kOlmo3Theta));
+    sliding.add("rope_theta", kOlmo3Theta);
+    const bool scales = scaling_of(sliding, kSliding, path) != RopeScaling::none;
+    if (scales && sliding != full) {
+        bad(path, text("\"", kSliding, "\" of \"rope_parameters\" has another scaling than \"", kFull,
+                       "\", only \"default\" is supported"));
+    }
+    const bool differs = !scales && (*sliding.find("rope_theta") != *full.find("rope_theta") ||
+                                     scaling_of(full, kFull, path) != RopeScaling::none);
+    Json flat = Json::object();
+    for (const auto& [key, value] : json.members()) {
+        if (key != "rope_parameters" && key != "rope_scaling" && key != "rope_theta") flat.add(key, value);
+    }
+    flat.add("rope_scaling", full);
+    if (differs) flat.add("rope_window_theta", *sliding.find("rope_theta"));
     return flat;
 }
 
 Json rope_scaling_json(const ModelConfig& config) {
-    const bool by_wavelength = config.rope_scaling == RopeScaling::llama3;
     Json json = Json::object();
     for (const ModelField& field : model_fields()) {
-        if (!field.in_rope_scaling) continue;
-        const std::string_view key = field.llama_key;
-        const bool of_all = key == "rope_type" || key == "factor";   // the others are of llama3
+        if (!field.is_of(config.rope_scaling)) continue;
         const double value = field.get(config);
-        if (!of_all && !by_wavelength) continue;
+        if (value == 0) continue;   // YaRN's default of the factor on queries and keys
         json.add(field.llama_key, !field.is_number() ? Json(field.value_of(config))
                                   : field.whole      ? Json(static_cast<std::int64_t>(value))
                                                      : Json(value));
     }
     return json;
+}
+
+Json rope_by_layer_json(const ModelConfig& config) {
+    Json full =
+        config.rope_scaling == RopeScaling::none ? Json::object({{"rope_type", "default"}}) : rope_scaling_json(config);
+    full.add("rope_theta", config.rope_theta);
+    const Json own = Json::object({{"rope_type", "default"}, {"rope_theta", config.rope_window_theta}});
+    return Json::object({{kFull, full}, {kSliding, config.rope_window_theta > 0 ? own : full}});
 }

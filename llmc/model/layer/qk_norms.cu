@@ -1,11 +1,38 @@
 #include "llmc/model/layer/qk_norms.h"
 
+#include <cmath>
+
 #include "llmc/kernels/rows/head_norms.cuh"
 #include "llmc/kernels/rows/rotary.cuh"
 #include "llmc/kernels/rows/shared_rms.cuh"
 
+// Returns the frequencies of a layer's rotary positions.
+static RotaryFrequencies frequencies_of(const ModelConfig& model, int layer) {
+    const auto theta = static_cast<float>(model.rope_theta);
+    if (model.slides(layer) && model.rope_window_theta > 0) {
+        return {.theta = static_cast<float>(model.rope_window_theta)};
+    }
+    const auto trained = static_cast<double>(model.rope_original_len());
+    switch (model.rope_scaling) {
+        case RopeScaling::none: return {.theta = theta};
+        case RopeScaling::linear: return {.theta = theta, .factor = static_cast<float>(model.rope_factor)};
+        case RopeScaling::llama3:
+            return {.theta = theta,
+                    .factor = static_cast<float>(model.rope_factor),
+                    .trained = static_cast<float>(trained),
+                    .low = static_cast<float>(model.rope_low_freq_factor),
+                    .high = static_cast<float>(model.rope_high_freq_factor)};
+        case RopeScaling::yarn: break;
+    }
+    const double scale =
+        model.rope_attention_factor > 0 ? model.rope_attention_factor : 0.1 * std::log(model.rope_factor) + 1;
+    return yarn_frequencies(model.rope_theta, model.rope_factor, trained, model.rope_beta_fast, model.rope_beta_slow,
+                            scale, static_cast<int>(model.head_size()));
+}
+
 QkNorms::QkNorms(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
+      layer_(layer),
       row_sums_(tools.workspace.layer.attention.row_sums),
       sides_{Side{0, tools.sizes.NH}, Side{tools.sizes.NH, tools.sizes.KV}} {
     if (kind() == QkNorm::none) return;
@@ -45,19 +72,10 @@ GradientTarget QkNorms::gradient(std::size_t i, const SublayerBackward& args, st
                          aside ? aside + vector * (2 + static_cast<std::int64_t>(i)) : nullptr);
 }
 
-static RotaryFrequencies rotary_frequencies(const ModelConfig& model) {
-    const bool by_wavelength = model.rope_scaling == RopeScaling::llama3;
-    return {.theta = static_cast<float>(model.rope_theta),
-            .factor = static_cast<float>(model.rope_factor),
-            .trained = by_wavelength ? static_cast<float>(model.rope_original_len()) : 0.0f,
-            .low = static_cast<float>(model.rope_low_freq_factor),
-            .high = static_cast<float>(model.rope_high_freq_factor)};
-}
-
-// Rotates these rows' queries and keys, or their gradients, if the model does so.
+// Rotates these rows' queries and keys, or their gradients, if the layer does so.
 void QkNorms::rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const {
     const RankSizes& sizes = tools_.sizes;
-    if (sizes.model.positions != PositionKind::rotary) return;
+    if (!sizes.model.rotates(layer_)) return;
     rotary(Rotary<floatX>{.heads = qkv,
                           .row = sizes.qkv_width(),
                           .rows = rows.count,
@@ -80,7 +98,7 @@ HeadNorms<floatX> QkNorms::head_norms(floatX* qkv, Rows rows, const RotaryAngles
             .HS = sizes.HS,
             .queries = of(0),
             .keys = of(1),
-            .turns = sizes.model.positions == PositionKind::rotary,
+            .turns = sizes.model.rotates(layer_),
             .angles = angles};
 }
 
@@ -94,7 +112,7 @@ SharedRows<floatX> QkNorms::shared_rows(std::size_t i, floatX* qkv, int rows) co
 
 void QkNorms::forward(floatX* qkv, Rows rows, int T, const Positions& positions, const AttentionActivations& a) const {
     const ModelConfig& model = tools_.sizes.model;
-    const RotaryAngles angles{rows.first, T, positions, rotary_frequencies(model), false};
+    const RotaryAngles angles{rows.first, T, positions, frequencies_of(model, layer_), false};
     if (kind() == QkNorm::head) {
         const bool rounds_before_weight = model.norm_position == NormPosition::before;   // as Norm
         return head_norms_forward(head_norms(qkv, rows, angles, a), static_cast<float>(model.norm_eps),
@@ -109,7 +127,7 @@ void QkNorms::backward(floatX* dqkv, const SublayerBackward& args, const Attenti
     const RankSizes& sizes = tools_.sizes;
     const Rows all{0, sizes.rows()};
     const Positions positions = tools_.attention.positions(args.pass.batch);
-    const RotaryAngles angles{0, sizes.T, positions, rotary_frequencies(sizes.model), true};
+    const RotaryAngles angles{0, sizes.T, positions, frequencies_of(sizes.model, layer_), true};
     if (kind() == QkNorm::head) return backward_of_heads(head_norms(dqkv, all, angles, a), args, aside);
     rotate(dqkv, all, angles);
     if (kind() == QkNorm::row) backward_of_rows(dqkv, args, a, aside);

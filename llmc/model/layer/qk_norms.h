@@ -1,5 +1,5 @@
 // Norms of queries and of keys, of each head by itself (Qwen3), of whole rows (OLMo2) or none; and behind them rotary
-// positions, if the model has them.
+// positions, in layers that have them (ModelConfig::rotates).
 //
 // A row has all heads, of which each tp rank has some: the sums over it, two floats a row, are added up over tp ranks
 // (TpRegion::add_over_ranks), forward and backward. Weights of rows are cut as the heads are. If several ranks hold
@@ -54,6 +54,7 @@ private:
     void rotate(floatX* qkv, Rows rows, const RotaryAngles& angles) const;
 
     const StageTools& tools_;
+    int layer_;
     float* row_sums_;             // scratch: (2, R) sums of the rows of queries and of keys
     std::array<Side, 2> sides_;   // queries, keys
 };

@@ -75,12 +75,14 @@ TEST_CASE("config: patterns of layers that make no model are refused") {
     CHECK(refused(4, "LL") == "not a model: --layer-pattern LL, in which no layer slides");
     ModelConfig config;
     for (const ModelField& field : model_fields()) {
-        if (!field.is_pattern) continue;
-        for (const char* wrong : {"SX", "sl", "S L", "0"}) CHECK_FALSE(field.read(config, wrong));
-        CHECK_FALSE(field.read(config, std::string(longest_pattern + 1, 'S')));
-        CHECK(field.read(config, "SSL"));
+        if (field.letters == nullptr) continue;
+        const std::string letters = field.letters, one(1, letters[0]);
+        for (const char* wrong : {"SX", "sl", "S L", "RS", "0"}) CHECK_FALSE(field.read(config, wrong));
+        CHECK_FALSE(field.read(config, std::string(longest_pattern + 1, letters[0])));
+        CHECK(field.read(config, one + letters));
     }
     CHECK(config.layer_pattern == "SSL");
+    CHECK(config.rope_layers == "RRN");
 }
 
 TEST_CASE("config: descriptors give the published sizes") {

@@ -18,19 +18,20 @@ void fit_positions(const Options& options, ModelConfig& config) {
     config.max_seq_len = std::max<std::int64_t>(config.max_seq_len, options.seq_len);
 }
 
-// Begins the scaling that is asked for with its defaults, if the model has another one. `original_len`: llama3's
-// default of --rope-original-len; 0: that of a new model.
+// Begins the scaling that is asked for with its defaults, if the model has another one. `original_len`: default of
+// --rope-original-len; 0: that of a new model.
 void begin_asked_scaling(const Options& options, std::int64_t original_len, ModelConfig& config) {
     const auto asked = options.architecture.find("rope-scaling");
     if (asked == options.architecture.end()) return;
     const auto scaling = static_cast<RopeScaling>(asked->second);
     if (scaling == config.rope_scaling) return;
-    const ModelConfig plain;
+    for (const ModelField& field : model_fields()) {
+        if (!field.of_scalings.empty()) field.set(config, field.get(ModelConfig{}));
+        if (std::string_view(field.name) == "rope-original-len" && field.is_of(scaling)) {
+            field.set(config, static_cast<double>(original_len));
+        }
+    }
     config.rope_scaling = scaling;
-    config.rope_factor = plain.rope_factor;
-    config.rope_low_freq_factor = plain.rope_low_freq_factor;
-    config.rope_high_freq_factor = plain.rope_high_freq_factor;
-    config.own_rope_original_len = scaling == RopeScaling::llama3 ? original_len : 0;
 }
 
 void check_asked_scaling(const Options& options, const ModelConfig& config) {
@@ -56,8 +57,10 @@ ModelConfig described_model(const Options& options, std::int64_t vocab_size) {
     }
     begin_asked_scaling(options, 0, config);
     apply(options.architecture, config);
-    // without windows, a pattern that the file says goes too; one that was given is refused
-    if (config.window == 0 && !options.architecture.contains("layer-pattern")) config.layer_pattern.clear();
+    // without windows, what the file says of layers that slide goes too; what was given is refused
+    for (const auto& [option, plain] : {std::pair("layer-pattern", pattern_number("")), {"rope-window-theta", 0.0}}) {
+        if (config.window == 0 && !options.architecture.contains(option)) apply({{option, plain}}, config);
+    }
     fit_positions(options, config);
     check_asked_scaling(options, config);
     if (vocab_size > 0) config.vocab_size = vocab_size;
