@@ -26,11 +26,12 @@ except ImportError as problem:
 
 BASE = {"num_hidden_layers": 1, "num_attention_heads": 32, "hidden_size": 512, "max_position_embeddings": 8192,
         "vocab_size": 300, "intermediate_size": 64, "hidden_act": "silu"}
-FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {}, "olmo2": {},
+FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {}, "olmo2": {}, "smollm3": {},
             "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 2},
             "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
             "olmoe": {"num_experts": 2, "num_experts_per_tok": 2}}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 8.0}
 CASES = [   # fields over those above; the value "left out" removes one
     {},
     {"intermediate_size": "left out"},
@@ -58,8 +59,13 @@ CASES = [   # fields over those above; the value "left out" removes one
     {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5},
     {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
     {"rope_scaling": {"rope_type": "linear"}},
+    {"rope_scaling": YARN},
+    {"rope_scaling": {**YARN, "original_max_position_embeddings": 1024, "attention_factor": 1.25}},
+    {"rope_parameters": {**YARN, "beta_fast": None, "beta_slow": 2.0, "rope_theta": 5e5}},
+    {"rope_scaling": {"rope_type": "yarn"}},
 ]
-SCALING = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+SCALING = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
+           "beta_slow", "attention_factor")
 
 
 def of_class(kind, fields):
@@ -71,6 +77,8 @@ def of_class(kind, fields):
     config.standardize_rope_params()   # as the functions of the frequencies do before they read them
     rotary = config.rope_parameters
     scaling = {key: rotary[key] for key in SCALING if key in rotary} if rotary["rope_type"] != "default" else {}
+    if rotary["rope_type"] == "yarn":   # as its function reads them
+        scaling.update(beta_fast=rotary.get("beta_fast") or 32, beta_slow=rotary.get("beta_slow") or 1)
     return {"tie_word_embeddings": config.tie_word_embeddings, "rms_norm_eps": config.rms_norm_eps,
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,

@@ -31,8 +31,8 @@ try:
     import torch
     from safetensors.torch import load_file
     from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                              MistralConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen2Config, Qwen3Config,
-                              Qwen3MoeConfig)
+                              MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, OlmoeConfig, Qwen2Config, Qwen3Config,
+                              Qwen3MoeConfig, SmolLM3Config)
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
@@ -132,6 +132,7 @@ def random_families():
     llama3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                   original_max_position_embeddings=8192)
     plain = dict(rope_type="default", rope_theta=10000.0)
+    yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
     return {
         "llama-2": LlamaConfig(**common, num_key_value_heads=4, intermediate_size=176, rms_norm_eps=1e-5,
                                rope_parameters=plain, tie_word_embeddings=False),
@@ -154,6 +155,16 @@ def random_families():
                              rope_parameters=dict(plain, rope_theta=1000000.0), tie_word_embeddings=True),
         "olmo2": Olmo2Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
                              rope_parameters=dict(plain, rope_theta=500000.0), tie_word_embeddings=False),
+        "olmo3": Olmo3Config(**dict(common, num_hidden_layers=4), num_key_value_heads=2, intermediate_size=96,
+                             rms_norm_eps=1e-6, sliding_window=7, tie_word_embeddings=False,
+                             rope_parameters=dict(full_attention=yarn, sliding_attention=plain)),
+        "smollm3": SmolLM3Config(**dict(common, num_hidden_layers=4), num_key_value_heads=2, intermediate_size=96,
+                                 rms_norm_eps=1e-6, rope_parameters=dict(plain, rope_theta=50000.0), no_rope_layer_interval=2,
+                                 tie_word_embeddings=True),
+        "smollm3-windows": SmolLM3Config(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-6,
+                                         rope_parameters={**yarn, "attention_factor": 1.5, "beta_fast": 8.0, "beta_slow": 2.0},
+                                         use_sliding_window=True, sliding_window=5, no_rope_layers=[1, 0, 1],
+                                         tie_word_embeddings=False),
         "mixtral": MixtralConfig(**common, num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-5,
                                  head_dim=16, rope_parameters=plain, num_local_experts=4, num_experts_per_tok=2),
         "qwen3-moe": Qwen3MoeConfig(**common, num_key_value_heads=2, moe_intermediate_size=40, rms_norm_eps=1e-6,
@@ -242,7 +253,8 @@ def compare_round_trip(args):
     before, after = (load_file(f"{folder}/model.safetensors") for folder in (args.folder, output))
     same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     configs = [AutoModelForCausalLM.from_pretrained(folder).config.to_dict() for folder in (args.folder, output)]
-    ignored = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "initializer_range"}
+    ignored = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "initializer_range",
+               "no_rope_layer_interval"}   # not read beside a list of layers
     other = [key for key in configs[0] if key not in ignored and configs[0][key] != configs[1].get(key)]
     print(f"exported again: {len(before)} tensors {'equal' if same else 'DIFFERENT'}, "
           f"fields of config.json {'equal' if not other else 'DIFFERENT: ' + ', '.join(other)}")

@@ -145,10 +145,17 @@ TEST_CASE("model export: a model that was read as a Mistral is written as one, u
     CHECK(through_config_json(slides) == slides);
     slides.layer_pattern = "SS";   // all slide
     CHECK(*json_of(slides).find("model_type") == Json("mistral"));
-    slides.layer_pattern = "SSL";
-    CHECK(beyond_hugging_face(slides) == "--layer-pattern SSL");
-    CHECK(*json_of(slides).find("layer_pattern") == Json("SSL"));
+    for (const char* const rope_layers : {"", "RN"}) {
+        slides.layer_pattern = "SL", slides.rope_layers = rope_layers;
+        CHECK(*json_of(slides).find("model_type") == Json("smollm3"));
+        CHECK(through_config_json(slides) == slides);
+    }
+    slides.bias = Bias::qkv;
+    CHECK(beyond_hugging_face(slides) == "--rope-layers RN");
+    CHECK(*json_of(slides).find("layer_pattern") == Json("SL"));
+    CHECK(*json_of(slides).find("rope_layers") == Json("RN"));
     CHECK(through_config_json(slides) == slides);
+    slides.bias = Bias::none, slides.rope_layers = "";
     slides.layer_pattern = "", slides.experts = 4, slides.own_expert_width = 40;
     CHECK(*json_of(slides).find("model_type") == Json("mixtral"));
     CHECK(through_config_json(slides) == slides);

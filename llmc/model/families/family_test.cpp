@@ -55,12 +55,13 @@ TEST_CASE("families: fields that config.json leaves out mean what transformers' 
     constexpr Expected recorded[] = {{"llama", 1e-6, 32, 32, 11008, 1e4}, {"mistral", 1e-6, 8, 32, 14336, 1e4},
                                      {"qwen2", 1e-6, 32, 32, 22016, 1e4}, {"qwen3", 1e-6, 32, 128, 22016, 1e4},
                                      {"olmo2", 1e-5, 32, 32, 11008, 1e4}, {"mixtral", 1e-5, 8, 32, 0, 1e6},
+                                     {"olmo3", 1e-5, 32, 32, 11008, 5e5}, {"smollm3", 1e-6, 4, 32, 11008, 2e6},
                                      {"qwen3_moe", 1e-6, 4, 32, 0, 1e4},  {"olmoe", 1e-5, 32, 32, 0, 1e4}};
     for (const Expected& row : recorded) {
         INFO(row.type);
         const ModelConfig config = read(row.type);
         CHECK(config.norm_eps == row.norm_eps);
-        CHECK_FALSE(config.tied);
+        CHECK(config.tied == (std::string(row.type) == "smollm3"));
         CHECK(config.kv_heads() == row.kv_heads);
         CHECK(config.head_size() == row.head_size);
         CHECK(config.rope_theta == row.rope_theta);
@@ -163,9 +164,9 @@ TEST_CASE("families: rotary scaling of the type default or without a type scales
     CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 0.5}"), "\"factor\" 0.5"));
     CHECK(has(refused("qwen3", type + "\"linear\", \"factor\": 2.0, \"partial_rotary_factor\": 0.5}"),
               "\"partial_rotary_factor\" of \"rope_parameters\" is 0.5"));
-    for (const char* beyond : {"yarn", "dynamic", "longrope", "none"}) {
+    for (const char* beyond : {"dynamic", "longrope", "none"}) {
         CHECK(has(refused("qwen3", text(type, "\"", beyond, "\", \"factor\": 2.0}")),
-                  text("is of the type \"", beyond, "\", only \"default\", \"linear\" and \"llama3\" are supported")));
+                  text("is of the type \"", beyond, "\", only \"default\", \"linear\", \"llama3\" and \"yarn\" are")));
     }
     for (const char* object : {"rope_scaling", "rope_parameters"}) {
         for (const char* key : {"rope_type", "type"}) {
@@ -180,6 +181,150 @@ TEST_CASE("families: rotary scaling of the type default or without a type scales
     CHECK(has(refused("qwen3", ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1.0}}"),
               "\"rope_parameters\" says \"full_attention\" apart"));
     CHECK(has(refused("qwen3", ", \"rope_scaling\": 2.0"), "\"rope_scaling\" is 2.0, expected an object"));
+}
+
+TEST_CASE("families: numbers of a YaRN that are left out or null mean what its function in transformers has") {
+    auto yarn = [](const std::string& more) {
+        return text(", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0", more, "}");
+    };
+    ModelConfig expected = read("qwen2");
+    expected.rope_scaling = RopeScaling::yarn, expected.rope_factor = 8;
+    expected.own_rope_original_len = 8192;   // the model's positions
+    CHECK(read("qwen2", yarn("")) == expected);
+    CHECK(read("qwen2", yarn(", \"beta_fast\": null, \"beta_slow\": null, \"attention_factor\": null, \"mscale\": 2.0, "
+                             "\"truncate\": true")) == expected);
+    CHECK(read("qwen2", yarn(", \"low_freq_factor\": 3")) == expected);   // of llama3 alone
+    const Json written = hugging_face_config(expected, "float32");
+    CHECK(written.find("rope_scaling")->find("attention_factor") == nullptr);
+    CHECK(read_hugging_face_config(written, "config.json") == expected);
+    expected.own_rope_original_len = 4096, expected.rope_beta_fast = 8, expected.rope_beta_slow = 2;
+    expected.rope_attention_factor = 1.25;
+    const std::string all = ", \"original_max_position_embeddings\": 4096, \"beta_fast\": 8, \"beta_slow\": 2.0";
+    CHECK(read("qwen2", yarn(all + ", \"attention_factor\": 1.25, \"mscale\": 3, \"mscale_all_dim\": 2")) == expected);
+    CHECK(read_hugging_face_config(hugging_face_config(expected, "float32"), "config.json") == expected);
+    // recorded from its function: 0.1 mscale ln(8) + 1, over that of mscale_all_dim
+    const ModelConfig scaled = read("qwen2", yarn(all + ", \"mscale\": 1.0, \"mscale_all_dim\": 0.5"));
+    CHECK(scaled.rope_attention_factor == doctest::Approx(1.0941813967));
+    CHECK(has(refused("qwen2", yarn(", \"truncate\": false")), "\"truncate\" of \"rope_scaling\" is false, only true"));
+    CHECK(has(refused("qwen2", yarn(", \"mscale\": \"a\"")),
+              "\"mscale\" of \"rope_scaling\" is \"a\", expected a number"));
+    CHECK(has(refused("qwen2", yarn(", \"beta_fast\": 1, \"beta_slow\": 2")), "\"beta_slow\" 2 \"beta_fast\" 1"));
+    CHECK(has(refused("qwen2", ", \"rope_scaling\": {\"rope_type\": \"yarn\"}"),
+              "\"factor\" of \"rope_scaling\" is not"));
+}
+
+TEST_CASE("families: an OLMo 3's layers that slide have frequencies of their own") {
+    auto read_four = [](const std::string& fields) {
+        return read_hugging_face_config(
+            parse_json(text("{\"model_type\": \"olmo3\", \"num_hidden_layers\": 4, \"num_attention_heads\": 2, "
+                            "\"hidden_size\": 64, \"vocab_size\": 300, \"max_position_embeddings\": 64",
+                            fields, "}")),
+            "config.json");
+    };
+    const std::string yarn = "{\"rope_type\": \"yarn\", \"factor\": 8.0, \"original_max_position_embeddings\": 16}";
+    struct {
+        std::string fields;
+        RopeScaling scaling;
+        double theta, of_window;
+    } const recorded[] = {
+        // from Olmo3Config
+        {"", RopeScaling::none, 5e5, 0},
+        {", \"rope_theta\": 5e5, \"rope_scaling\": " + yarn, RopeScaling::yarn, 5e5, 5e5},
+        {", \"rope_theta\": 1e4", RopeScaling::none, 1e4, 5e5},   // outside it is of layers that see all keys
+        {", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 8.0}", RopeScaling::none, 5e5, 0},   // by its old name
+        {", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 3e4}}", RopeScaling::none, 3e4, 5e5},
+        {", \"rope_parameters\": {\"full_attention\": " + yarn + ", \"sliding_attention\": {\"rope_theta\": 1e4}}",
+         RopeScaling::yarn, 5e5, 1e4},
+        {", \"rope_parameters\": {\"full_attention\": " + yarn + ", \"sliding_attention\": " + yarn + "}",
+         RopeScaling::yarn, 5e5, 0},
+        {", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 3e4}}, \"rope_scaling\": " + yarn,
+         RopeScaling::yarn, 3e4, 5e5},
+        {", \"rope_parameters\": {\"rope_theta\": 2e4}", RopeScaling::none, 5e5, 0},   // of no layer
+    };
+    for (const auto& one : recorded) {
+        INFO(one.fields);
+        const ModelConfig config = read_four(one.fields);
+        CHECK(config.window == 4096);
+        CHECK(config.layer_pattern == "SSSL");
+        CHECK(config.rope_scaling == one.scaling);
+        CHECK(config.rope_theta == one.theta);
+        CHECK(config.rope_window_theta == one.of_window);
+        CHECK(read_hugging_face_config(hugging_face_config(config, "float32"), "config.json") == config);
+    }
+    const ModelConfig full = read_four(
+        ", \"sliding_window\": null, \"layer_types\": [\"full_attention\", "
+        "\"full_attention\", \"full_attention\", \"full_attention\"]");
+    CHECK(full.window == 0);
+    const Json written = hugging_face_config(full, "float32");
+    CHECK(*written.find("model_type") == Json("olmo3"));
+    CHECK_FALSE(written.contains("sliding_window"));   // its class makes that mask in any case
+    CHECK(read_hugging_face_config(written, "config.json") == full);
+    auto message = [&](const std::string& fields) {
+        try {
+            read_four(fields);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return std::string();
+    };
+    CHECK(has(message(", \"sliding_window\": null"), "\"sliding_attention\", but \"sliding_window\" is null"));
+    CHECK(has(message(", \"rope_parameters\": {\"sliding_attention\": " + yarn + "}"), "has another scaling than"));
+    CHECK(
+        has(message(", \"rope_parameters\": {\"full_attention\": 2}"), "\"full_attention\" is 2, expected an object"));
+}
+
+TEST_CASE("families: a SmolLM3's layers have positions but every fourth one, or those that the file says") {
+    auto read_four = [](const std::string& fields) {
+        return read_hugging_face_config(
+            parse_json(text("{\"model_type\": \"smollm3\", \"num_hidden_layers\": 4, \"num_attention_heads\": 4, "
+                            "\"hidden_size\": 64, \"vocab_size\": 300, \"max_position_embeddings\": 64",
+                            fields, "}")),
+            "config.json");
+    };
+    const std::string on = ", \"use_sliding_window\": true", window = on + ", \"sliding_window\": 8";
+    struct {
+        std::string fields;
+        const char* rope_layers;
+        std::int64_t window;
+        const char* pattern;
+    } const recorded[] = {
+        // from SmolLM3Config
+        {"", "RRRN", 0, ""},
+        {", \"no_rope_layer_interval\": 3", "RRN", 0, ""},
+        {", \"no_rope_layer_interval\": 5", "", 0, ""},
+        {", \"no_rope_layers\": [1, 1, 1, 1], \"no_rope_layer_interval\": 2", "", 0, ""},
+        {", \"no_rope_layers\": [1, 0, 1, 0, 0]", "RN", 0, ""},
+        {", \"sliding_window\": 8", "RRRN", 0, ""},
+        {on, "RRRN", 0, ""},
+        {window, "RRRN", 8, "LLLS"},   // those without positions slide
+        {window + ", \"no_rope_layers\": [0, 0, 0, 0]", "N", 8, ""},
+        {window + ", \"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\", "
+                  "\"full_attention\"]",
+         "RRRN", 8, "SL"},
+    };
+    for (const auto& one : recorded) {
+        INFO(one.fields);
+        const ModelConfig config = read_four(one.fields);
+        CHECK(config.rope_layers == one.rope_layers);
+        CHECK(config.window == one.window);
+        CHECK(config.layer_pattern == one.pattern);
+        CHECK(config.tied);
+        const Json written = hugging_face_config(config, "float32");
+        CHECK(*written.find("model_type") == Json("smollm3"));
+        CHECK(written.find("no_rope_layers")->elements().size() == 4);   // left out it means every fourth
+        CHECK(read_hugging_face_config(written, "config.json") == config);
+    }
+    auto message = [&](const std::string& fields) {
+        try {
+            read_four(fields);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return std::string();
+    };
+    CHECK(has(message(", \"no_rope_layers\": [1, 0]"), "expected 0 or 1 for each of 4 layers"));
+    CHECK(has(message(", \"no_rope_layers\": [1, 0, 2, 1]"), "\"no_rope_layers\" has 2, expected 0 or 1"));
+    CHECK(has(message(", \"no_rope_layer_interval\": 0"), "\"no_rope_layer_interval\" is 0, expected at least 1"));
 }
 
 TEST_CASE("families: a config.json without a model_type is a GPT-2's if its fields are, and is else refused") {

@@ -44,7 +44,9 @@ RopeScaling scaling_of(const Json& object, const char* name, const std::string& 
     ModelConfig read;
     for (const ModelField& field : model_fields()) {
         const bool is_type = field.name == std::string_view("rope-scaling");
-        if (is_type && type->is_text() && field.read(read, type->as_text())) return read.rope_scaling;
+        if (is_type && type->is_text() && field.read(read, type->as_text()) && read.rope_scaling != RopeScaling::none) {
+            return read.rope_scaling;
+        }
     }
     bad(path, text("\"", name, "\" is of the type ", quoted(*type),
                    ", only \"default\", \"linear\", \"llama3\" and \"yarn\" are supported"));
@@ -116,7 +118,8 @@ Json with_rope_scaling_flat(const Json& json, const std::string& path) {
         } else if (yarn && key != "factor" && (value == nullptr || value->is_null())) {
             continue;   // its default
         } else if (value == nullptr) {
-            bad(path, text("\"", key, "\" of \"", name, "\" is not there, ", flat.find("rope_type")->as_text(), " needs it"));
+            bad(path,
+                text("\"", key, "\" of \"", name, "\" is not there, ", flat.find("rope_type")->as_text(), " needs it"));
         } else {
             flat.add(key, *value);
         }

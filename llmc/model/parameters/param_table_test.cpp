@@ -108,6 +108,10 @@ TEST_CASE("config: descriptors give the published sizes") {
     CHECK(count("qwen2:1500M", 151936) == 1543714304);   // Qwen2.5-1.5B
     CHECK(count("qwen2:3B", 151936) == 3085938688);      // Qwen2.5-3B
     CHECK(count("qwen2:7B", 152064) == 7615616512);      // Qwen2.5-7B
+    CHECK(count("smollm3:3B", 128256) == 3075098624);    // SmolLM3-3B
+    CHECK(count("olmo3:7B", 100278) == 7298011136);      // Olmo-3-1025-7B
+    CHECK(count("olmo3:32B", 100278) == 32233522176);    // Olmo-3-1125-32B
+    CHECK(count("mistral:7B", 32000) == 7241732096);     // Mistral-7B-v0.1
     CHECK(count("qwen3:600M", 151936) == 596049920);     // Qwen3-0.6B
     CHECK(count("qwen3:1700M", 151936) == 1720574976);   // Qwen3-1.7B
     CHECK(count("qwen3:8B", 151936) == 8190735360);      // Qwen3-8B
