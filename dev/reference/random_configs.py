@@ -6,7 +6,7 @@ fields out.
 
 Needs torch, transformers and tokenizers. Without them it says so and ends with 69. TRAIN_GPT should be an fp32 build.
 
-Each model is a GPT-2, Llama, Mistral, Qwen2 or Qwen3 in fp32 or bf16, in one file or several. transformers makes it from a
+Each model is a GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3 or OLMo 3 in fp32 or bf16, in one file or several. transformers makes it from a
 config.json with random fields left out, null or said in another place, and reads it again; so does train_gpt. Compared
 are the mean cross-entropies of random tokens, of sequences of some lengths: of one token it is -log of one probability,
 and of two lengths that follow each other the difference is. The ids are of random texts by a random byte-level BPE with
@@ -94,7 +94,7 @@ def rotary(rng, fields):
     fields.add("rope_theta", LEFT_OUT, LEFT_OUT, 1e4, 500000, 31.5)
     for name in rng.choice(((), ("rope_parameters",), ("rope_scaling",), ("rope_parameters", "rope_scaling"))):
         inner = {}
-        kind = rng.choice((None, None, "default", "default", "linear", "linear", "llama3", "llama3", "empty", "null"))
+        kind = rng.choice((None, None, "default", "default", "linear", "linear", "llama3", "llama3", "yarn", "yarn", "empty", "null"))
         if kind in ("empty", "null"):
             fields.json[name] = {} if kind == "empty" else None
             continue
@@ -102,17 +102,30 @@ def rotary(rng, fields):
             inner[rng.choice(("rope_type", "rope_type", "type"))] = kind
         if rng.random() < 0.6:
             inner["rope_theta"] = rng.choice((1e4, 2e5, 500000, 77))
+        if kind == "yarn":
+            inner.update(rng.choice(({}, {"beta_fast": 8.0, "beta_slow": 2}, {"beta_fast": None, "attention_factor": 1.5},
+                                     {"mscale": 1.5, "mscale_all_dim": 0.5}, {"original_max_position_embeddings": 32})))
         if kind == "llama3" or rng.random() < 0.2:
             inner.update(low_freq_factor=rng.choice((1.0, 1.0, 2.5)), high_freq_factor=rng.choice((4.0, 4.0, 7)))
             inner["original_max_position_embeddings"] = rng.choice((8192, 8192, 1024, 32))
-        if kind in ("linear", "llama3") or rng.random() < 0.2:
+        if kind in ("linear", "llama3", "yarn") or rng.random() < 0.2:
             inner["factor"] = rng.choice((2.0, 8, 32.0))
         fields.json[name] = inner
     if rng.random() < 0.04:   # a kind of scaling that the program does not have
         fields.json["rope_scaling"] = rng.choice((
-            {"rope_type": "yarn", "factor": 2.0},
+            {"rope_type": "yarn", "factor": 2.0, "truncate": False},
             {"rope_type": "dynamic", "factor": 2.0}))
         fields.beyond.append("rope_scaling")
+
+
+def rotary_by_layer(rng, fields):
+    """Says an OLMo 3's frequencies: of layers that slide, and of the others."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    fields.add("rope_theta", LEFT_OUT, 1e4, 500000)
+    fields.add("rope_scaling", LEFT_OUT, LEFT_OUT, yarn, {"rope_type": "linear", "factor": 2.0})
+    sliding = rng.choice(({}, {"rope_type": "default"}, {"rope_type": "default", "rope_theta": 1e4}))
+    full = rng.choice(({}, {"rope_type": "default", "rope_theta": 77}, yarn))
+    fields.add("rope_parameters", LEFT_OUT, {"full_attention": full, "sliding_attention": sliding})
 
 
 def like_llama(rng, kind):
@@ -124,14 +137,15 @@ def like_llama(rng, kind):
     if kind in ("qwen2", "qwen3") and rng.random() < 0.1:
         heads, kv_heads = 32, LEFT_OUT   # 32 of them
     fields.rarely("num_attention_heads", [heads], LEFT_OUT, share=0.01)
-    as_heads = {"llama": (LEFT_OUT, None), "mistral": (), "qwen2": (None,), "qwen3": (None,)}[kind]
+    as_heads = {"llama": (LEFT_OUT, None), "mistral": (), "qwen2": (None,), "qwen3": (None,), "smollm3": (None,),
+                "olmo3": (LEFT_OUT, None)}[kind]
     fields.add("num_key_value_heads", kv_heads, kv_heads, *as_heads)
     channels = [n for n in range(16, 65, 8) if n % heads == 0 or (kind != "llama" and heads < 32)] or [32, 64]
     by_width = [n for n in channels if n % heads == 0 and n // heads % 16 == 0]
     if by_width and rng.random() < 0.5:   # a head is channels / heads
         fields.add("hidden_size", *by_width)
         head = fields.json["hidden_size"] // heads
-        fields.add("head_dim", head, *{"qwen3": (), "qwen2": (LEFT_OUT,)}.get(kind, (LEFT_OUT, None)))
+        fields.add("head_dim", head, *{"qwen3": (), "llama": (LEFT_OUT, None), "mistral": (LEFT_OUT, None)}.get(kind, (LEFT_OUT,)))
     else:
         fields.add("hidden_size", *channels)
         fields.rarely("head_dim", [16, 32, 48] + ([LEFT_OUT] if kind == "qwen3" else []), 8, 24, share=0.03)
@@ -141,7 +155,7 @@ def like_llama(rng, kind):
     fields.add("rms_norm_eps", LEFT_OUT, LEFT_OUT, 1e-5, 1e-3, 0.1)
     fields.add("tie_word_embeddings", LEFT_OUT, True, False, None)
     fields.add("hidden_act", LEFT_OUT, "silu")
-    if kind not in ("mistral", "qwen2"):
+    if kind not in ("mistral", "qwen2", "smollm3"):   # these have no such field, or another meaning of it
         fields.rarely("attention_bias", [LEFT_OUT, False], True)
     if kind == "llama":
         fields.rarely("mlp_bias", [LEFT_OUT, False], True)
@@ -156,7 +170,18 @@ def like_llama(rng, kind):
         if "num_hidden_layers" in fields.json and rng.random() < 0.4:
             types = ("full_attention", "sliding_attention") if slides else ("full_attention",)
             fields.json["layer_types"] = [rng.choice(types) for _ in range(fields.json["num_hidden_layers"])]
-    rotary(rng, fields)
+    layers = fields.json.get("num_hidden_layers", 0)
+    if kind == "smollm3":
+        fields.add("no_rope_layer_interval", LEFT_OUT, 1, 2, 3)
+        fields.add("no_rope_layers", LEFT_OUT, LEFT_OUT, None, [rng.randint(0, 1) for _ in range(layers)])
+        fields.add("use_sliding_window", LEFT_OUT, False, True)
+        fields.add("sliding_window", LEFT_OUT, None, 8, 3, 40)
+    if kind == "olmo3":
+        fields.add("sliding_window", LEFT_OUT, 8, 3, 40)
+        fields.add("layer_types", LEFT_OUT, [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)])
+        rotary_by_layer(rng, fields)
+    else:
+        rotary(rng, fields)
     return fields
 
 
@@ -279,7 +304,7 @@ def compare_losses(train_gpt, folder, model, rng):
 def one_model(args, number, folder):
     """Returns what became of it (a key of the counts in main), the difference, and words."""
     rng = random.Random(args.seed * 1000003 + number)
-    kind = rng.choice(("gpt2", "llama", "mistral", "qwen2", "qwen3"))
+    kind = rng.choice(("gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo3"))
     tokenizer = random_tokenizer(rng)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     fields = gpt2(rng) if kind == "gpt2" else like_llama(rng, kind)

@@ -344,9 +344,10 @@ std::string with_keys(std::string message, const ModelFamily& family) {
 
 ModelConfig read_hugging_face_config(const Json& given, const std::string& path) {
     const ModelFamily* const family = &family_named(given, path);
-    Json json = family->has_rope_by_layer ? with_rope_by_layer_flat(given, path) : given;
-    if (family->llama) json = with_rope_scaling_flat(json, path);
+    Json json = given;
     if (family->layer_types != LayerTypes::none) json = with_layer_windows_flat(family->layer_types, json, path);
+    if (family->has_rope_by_layer) json = with_rope_by_layer_flat(json, path);
+    if (family->llama) json = with_rope_scaling_flat(json, path);
     ModelConfig config = family->implied;
     config.model_type = family->model_type;
     for (const ModelField& field : model_fields()) {

@@ -144,13 +144,16 @@ Json with_rope_by_layer_flat(const Json& json, const std::string& path) {
     if (parameters.members().empty()) full.add("rope_type", "default");   // before a "type"
     full.add("rope_theta", theta != nullptr ? *theta : Json(kOlmo3Theta));
     sliding.add("rope_theta", kOlmo3Theta);
-    const bool scales = scaling_of(sliding, kSliding, path) != RopeScaling::none;
+    const Json* const window = json.find("sliding_window");
+    const bool slides = window == nullptr || !window->is_null(),   // some layer does
+        scales = slides && scaling_of(sliding, kSliding, path) != RopeScaling::none;
     if (scales && sliding != full) {
         bad(path, text("\"", kSliding, "\" of \"rope_parameters\" has another scaling than \"", kFull,
                        "\", only \"default\" is supported"));
     }
-    const bool differs = !scales && (*sliding.find("rope_theta") != *full.find("rope_theta") ||
-                                     scaling_of(full, kFull, path) != RopeScaling::none);
+    const bool differs =
+        slides && !scales &&
+        (*sliding.find("rope_theta") != *full.find("rope_theta") || scaling_of(full, kFull, path) != RopeScaling::none);
     Json flat = Json::object();
     for (const auto& [key, value] : json.members()) {
         if (key != "rope_parameters" && key != "rope_scaling" && key != "rope_theta") flat.add(key, value);

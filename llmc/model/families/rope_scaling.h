@@ -14,9 +14,9 @@
 // Error(bad_data) naming what is not supported.
 Json with_rope_scaling_flat(const Json& json, const std::string& path);
 
-// Returns an OLMo 3's config.json in which "rope_scaling" is the object of layers that do not slide, and
-// "rope_window_theta" the base of those that do, if their frequencies differ; as Olmo3Config of transformers 5.24
-// reads it. Error(bad_data): layers that slide have a scaling of their own.
+// Returns an OLMo 3's config.json, whose "sliding_window" is null where no layer slides, in which "rope_scaling" is the
+// object of layers that do not slide, and "rope_window_theta" the base of those that do, if their frequencies differ;
+// as Olmo3Config of transformers 5.24 reads it. Error(bad_data): layers that slide have a scaling of their own.
 Json with_rope_by_layer_flat(const Json& json, const std::string& path);
 
 // Returns the object "rope_scaling" of a model with scaling. transformers 4 and 5 both read it, with rope_theta
