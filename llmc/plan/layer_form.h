@@ -22,6 +22,9 @@ protected:
     // Pairs of queries and keys left by a causal mask and windows, times the head size; one layer and micro-batch.
     double pairs() const { return mean_keys(config_, o_.seq_len) * sizes_.B * sizes_.NH * sizes_.T * sizes_.HS; }
 
+    bool shards_gradients() const { return is_sharded(StateKind::gradients, o_.zero); }
+    bool shards_parameters() const { return is_sharded(StateKind::parameters, o_.zero); }
+
     double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
     // Seconds of a product with a matrix, forward or for the gradient of its input.
     double seconds_of(const LayerMatrix& m) const {
@@ -29,7 +32,7 @@ protected:
     }
     // Seconds of the gradient of the weights, which micro-batches add to unless ZeRO takes it away.
     double weight_seconds_of(const LayerMatrix& m) const {
-        const double passes = o_.zero < 2 && o_.micro_steps() > 1 ? 2 : 1;
+        const double passes = !shards_gradients() && o_.micro_steps() > 1 ? 2 : 1;
         return machine_.seconds_of(m.flops(), kElement * m.rows * (m.outputs + m.inputs) +
                                                   passes * static_cast<double>(size_of(o_.grad_dtype)) * m.elements);
     }
