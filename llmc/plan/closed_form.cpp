@@ -269,18 +269,17 @@ private:
         // each micro-batch but the first adds its gradients to the earlier ones, on the stream of the traffic
         const double added = shards_gradients() ? moved(3 * gradient * kept) : 0, reduce = travel + (times - 1) * added;
         // zb's gradients travel beside those of weights, and on beside the next forward and backward
-        const bool zb = delays_weights(o_.pipeline.kind);
         const double forward = layers * layer.forward_seconds(), input = layers * layer.input_seconds(),
-                     reducing = layers * layer.weight_seconds() + (zb ? 0 : input), next = forward + (zb ? input : 0);
+                     reducing = layers * layer.weight_seconds() + (zb_ ? 0 : input), next = forward + (zb_ ? input : 0);
         const double one = reduce / times, last = one * first / kept;
         // The next micro-batch's forward can run while gradients travel that have buffers of their own: the
         // embedding's, which most pipeline stages do not have, and those of zero_layer_sets layers.
         const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
         const double tail = std::min(one, one * free / kept) - reducing / layers;
-        const double fetch = shards_parameters() ? gather / fetches : 0, fetched_too = zb ? 0 : fetch;
+        const double fetch = shards_parameters() ? gather / fetches : 0, fetched_too = zb_ ? 0 : fetch;
         const double late = std::max(0.0, one + fetched_too - reducing),
-                     fetch_late = std::max(0.0, fetch - forward) + (zb ? std::max(0.0, fetch - input) : 0);
-        const double hidden = std::max(0.0, std::min(next - (zb ? 2 : 1) * fetch, tail));
+                     fetch_late = std::max(0.0, fetch - forward) + (zb_ ? std::max(0.0, fetch - input) : 0);
+        const double hidden = std::max(0.0, std::min(next - (zb_ ? 2 : 1) * fetch, tail));
         double exposed = between + std::max(last, late) + (times - 1) * std::max(0.0, late - hidden);
         exposed += shards_parameters() ? m * fetch_late : std::max(0.0, gather - forward);
         const auto [slack, before] = beside(layer, nodes);

@@ -37,10 +37,7 @@ protected:
                                                   passes * static_cast<double>(size_of(o_.grad_dtype)) * m.elements);
     }
     // Gradients that wait for a fetch are reduced behind the exchanges of the recompute.
-    bool reduces_behind_block() const {
-        const bool at_once = delays_weights(o_.pipeline.kind);
-        return reduces_behind_fetch(o_.zero, at_once) && o_.recompute == Recompute::block;
-    }
+    bool reduces_behind_block() const { return reduces_behind_fetch(o_.zero, zb_) && o_.recompute == Recompute::block; }
     LayerMatrix classifier() const {
         return {rows_, static_cast<double>(sizes_.Vp), static_cast<double>(sizes_.C), 1.0 * sizes_.Vp * sizes_.C};
     }
@@ -88,6 +85,7 @@ protected:
     const MeshShape& mesh_;
     const Machine& machine_;
     const bool sequence_parallel_;
+    const bool zb_;   // gradients of weights are delayed
     const RankSizes sizes_;
     const double rows_, residual_bytes_;
 
