@@ -1,6 +1,6 @@
 // What a step of GPT-2 124M with a micro-batch of 64 x 1024 tokens moves through memory, and how many operations it is,
 // without running that size: bytes and calls are recorded at two small sizes (operation_timer.h), between which every
-// kernel's bytes grow with the tokens. The classifier has as many chunks as at full size.
+// kernel's bytes grow with the tokens. The classifier has as many slices as at full size.
 #include <cmath>
 
 #include "dev/bench/operand.cuh"
@@ -19,12 +19,12 @@ struct Recorded {
 };
 
 // Own attention, whose every kernel is counted.
-Recorded record(Timing& timing, int B, int chunks, bool measures) {
+Recorded record(Timing& timing, int B, int slices, bool measures) {
     StageOptions options;
     options.B = B;
     options.T = small_T;
     options.attention = AttentionKind::own;
-    options.classifier_rows = B * small_T / chunks;
+    options.classifier_rows = B * small_T / slices;
     TrainingStep step("gpt2:124M", options, timing.arena(), timing.bench().stream());
     if (measures) timing.measure([&](int) { step.gradients(); });
     OperationTimer micro_step(timing.bench().stream());
@@ -51,10 +51,10 @@ bool is_matmul_or_attention(const std::string& name) {
 
 void run(Bench& bench) {
     const int tokens = full_B * full_T;
-    const int rows = classifier_chunk_rows(tokens, 50304), chunks = (tokens + rows - 1) / rows;
+    const int rows = default_classifier_rows(tokens, 50304), slices = (tokens + rows - 1) / rows;
     auto timing = bench.begin({"traffic", text("gpt2:124M B=1 T=", small_T), {}});
     if (!timing) return;
-    const Recorded of[] = {record(*timing, 1, chunks, true), record(*timing, 2, chunks, false)};
+    const Recorded of[] = {record(*timing, 1, slices, true), record(*timing, 2, slices, false)};
     std::printf("    of gpt2:124M B=%d T=%d:\n", full_B, full_T);
     double others = 0;
     int launches = 0;

@@ -96,6 +96,21 @@ done <"$work/files"
 [ "$count" -ge 80 ]
 verdict $? "only $count files were found in the pages"
 
+# ---- members that are named: Class::member stands in the definition of that class
+awk '/^(class|struct) / && !/;$/ { class = $2; gsub(/[^A-Za-z0-9_].*/, "", class) }
+    /^}/ { class = "" }
+    class != "" {
+        sub(/\/\/.*/, "")
+        while (match($0, /[A-Za-z_][A-Za-z0-9_]*/)) {
+            print class "::" substr($0, RSTART, RLENGTH)
+            $0 = substr($0, RSTART + RLENGTH)
+        }
+    }' "$work/code" | sort -u >"$work/members"
+grep -ohE '\b[A-Z][A-Za-z]+::[A-Za-z_]+' "${pages[@]}" | sort -u >"$work/named"
+nothing_wrong "every Class::member that a page names is in the class" "$(comm -13 "$work/members" "$work/named")"
+[ "$(wc -l <"$work/named")" -ge 80 ]
+verdict $? "only $(wc -l <"$work/named") members were found in the pages"
+
 # ---- walks through the code: a tree of calls in a ```calls block. A line has a function, and the file of its definition where
 # that is not its caller's; the definition of the caller calls it.
 definitions() {   # NAME FILE: all functions of that name in the file, from behind the name on, without comments

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks that the folders of llmc/ build on each other in one order, without cycles.
 #
-#   1. a file includes only files of its own folder and of folders that stand above it in the lists below: of llmc/, and of
-#      the rooms of llmc/model (the files beside these rooms bring them together);
+#   1. a file includes only files of its own folder and of folders that stand above it: of llmc/ in the table of
+#      docs/architecture.md, of the rooms of llmc/model in the list below (the files beside these rooms bring them together);
 #   2. few know the stand-in for machines without a GPU: of the kernels the launch header, the instruction wrappers and
 #      the sources that only a CPU build compiles (*_onednn.cpp); of the folders below kernels none.
 #   3. no folder has tests alone: those of several things at once are in dev/test;
@@ -11,7 +11,7 @@
 #
 # Tests (*_test.*, and what they share, *_testing.h) may look further down: they try a thing as its users do.
 source "$(dirname "$0")/common.sh"
-folders="base io report cuda_on_cpu kernels mesh process tokenizer data model parallel optim checkpoint run plan cli"
+folders=$(sed -nE 's#^\| `llmc/([a-z_]+)/` .*#\1#p' docs/architecture.md | xargs)
 # Every include of a file of llmc/ by another one: "file folder included-folder", tests left out.
 includes=$(grep -roE --include='*.h' --include='*.cuh' --include='*.cu' --include='*.cpp' '#include "llmc/[a-z_]+/' llmc |
     grep -vE '^[^:]*_test(ing)?\.[a-z]+:' | sed -E 's|^(llmc/([a-z_]+)/[^:]*):#include "llmc/([a-z_]+)/|\1 \2 \3|')

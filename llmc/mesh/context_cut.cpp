@@ -15,8 +15,8 @@ std::vector<int> ContextCut::ulysses_members() const {
 std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T) {
     if (ring_size == 1) return {{0, T}};
     ENSURE(T % (2 * ring_size) == 0, "a sequence of ", T, " tokens over a ring of ", ring_size);
-    const std::int64_t chunk = T / (2 * ring_size);
-    return {{ring_rank * chunk, chunk}, {(2 * ring_size - 1 - ring_rank) * chunk, chunk}};
+    const std::int64_t slice = T / (2 * ring_size);
+    return {{ring_rank * slice, slice}, {(2 * ring_size - 1 - ring_rank) * slice, slice}};
 }
 
 std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
@@ -24,11 +24,11 @@ std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T) {
     if (cut.cp == 1) return {{0, T}};
     const std::int64_t count = T / cut.cp, first = count * cut.ulysses_rank();
     std::vector<TokenRange> ranges;
-    std::int64_t before = 0;   // the ring rank's tokens in earlier chunks
-    for (const TokenRange& chunk : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
-        const std::int64_t begin = std::max(first, before), end = std::min(first + count, before + chunk.length);
-        if (begin < end) ranges.push_back({chunk.begin + begin - before, end - begin});
-        before += chunk.length;
+    std::int64_t before = 0;   // the ring rank's tokens in earlier slices
+    for (const TokenRange& slice : zigzag_ranges(cut.ring_size(), cut.ring_rank(), T)) {
+        const std::int64_t begin = std::max(first, before), end = std::min(first + count, before + slice.length);
+        if (begin < end) ranges.push_back({slice.begin + begin - before, end - begin});
+        before += slice.length;
     }
     return ranges;
 }

@@ -1,10 +1,10 @@
 // Computes which tokens of a sequence a rank has under context parallelism. Pure functions.
 //
 // The cp ranks are rings of Ulysses groups: rank = ring rank x ulysses + rank in the group, so that a group's ranks are
-// neighbours. A ring of N cuts the sequence into 2N chunks, and ring rank r has chunks r and 2N - 1 - r (zigzag, as in
+// neighbours. A ring of N cuts the sequence into 2N slices, and ring rank r has slices r and 2N - 1 - r (zigzag, as in
 // Llama 3's training, 2024): under a causal mask every ring rank then has the same number of (query, key) pairs. The
 // ranks of a group share these tokens in their order. ulysses = 1 is a ring alone; ulysses = cp leaves one ring rank,
-// whose two chunks are the whole sequence.
+// whose two slices are the whole sequence.
 //
 // A sequence must be a multiple of 2 cp tokens.
 #pragma once

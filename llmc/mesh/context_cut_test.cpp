@@ -43,7 +43,7 @@ TEST_CASE("context cut: ranks share all tokens, each in order, equally") {
     }
 }
 
-TEST_CASE("context cut: the members of a Ulysses group together have their ring rank's two chunks, in order") {
+TEST_CASE("context cut: the members of a Ulysses group together have their ring rank's two slices, in order") {
     for (int cp : {2, 3, 4, 6, 8, 12}) {
         for (int ulysses : divisors(cp)) {
             for (int rank = 0; rank < cp; rank++) {

@@ -1,17 +1,17 @@
-// The head: final layernorm, classifier and cross-entropy, chunk by chunk over the rows, so that the logits of all
+// The head: final layernorm, classifier and cross-entropy, slice by slice over the rows, so that the logits of all
 // tokens never exist at once. In training, loss and gradients are made together, in backward.
 #pragma once
 
 #include "llmc/model/layer/linear.h"
 
-// Returns the default number of rows of logits that exist at once: `rows` in as few even chunks as keep them within
-// 2.25 GiB, a multiple of 128. Each chunk after the first reads and writes the classifier's whole gradient again.
-int classifier_chunk_rows(int rows, std::int64_t padded_vocab_size);
+// Returns the default number of rows of logits that exist at once: `rows` in as few even slices as keep them within
+// 2.25 GiB, a multiple of 128. Each slice after the first reads and writes the classifier's whole gradient again.
+int default_classifier_rows(int rows, std::int64_t padded_vocab_size);
 
 class Head {
 public:
-    // `chunk_rows`: rows of logits that exist at once.
-    Head(const StageTools& tools, const ModelState<floatX>& parameters, int chunk_rows);
+    // `slice_rows`: rows of logits that exist at once.
+    Head(const StageTools& tools, const ModelState<floatX>& parameters, int slice_rows);
 
     // Computes the losses of all positions into Workspace::losses. in (residual rows, C): the output of the last layer.
     void loss(const floatX* in, const Batch& batch) const;
@@ -34,13 +34,13 @@ public:
 
 private:
     NormOutput normed() const;
-    template <class PerChunk>
-    void for_chunks(PerChunk&& per_chunk) const;   // calls per_chunk(first row, rows)
-    void chunk_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
+    template <class PerSlice>
+    void for_slices(PerSlice&& per_slice) const;   // calls per_slice(first row, rows)
+    void slice_loss(const Batch& batch, int first, int count, float dloss, bool gradient) const;
 
     const StageTools& tools_;
     bool vocabulary_is_whole_;   // on this rank
-    int chunk_rows_;
+    int slice_rows_;
     float* margins_ = nullptr;
     Norm norm_;
     Linear classifier_;

@@ -1,5 +1,5 @@
 // Tensor parallelism of the vocabulary: each tp rank has the logits of some ids, a column block of every row. The loss
-// of a row needs all of them: all-reduces of the maxima of a chunk's rows, then of two sums a row, in fp32: 6f x 4
+// of a row needs all of them: all-reduces of the maxima of a slice's rows, then of two sums a row, in fp32: 6f x 4
 // bytes a row, f = (tp - 1) / tp. (Rows that enter the classifier and leave the embedding: tp_region.h.)
 #pragma once
 
@@ -20,7 +20,7 @@ public:
     // Sets the sizes of the next micro-batches. The first call must have the largest.
     void set_sizes(const RankSizes& sizes);
 
-    // Computes the cross-entropy of a chunk of rows of logits, of which this rank has the columns of its shard.
+    // Computes the cross-entropy of a slice of rows of logits, of which this rank has the columns of its shard.
     void loss(const Classifier<floatX>& arguments) const;
     // Gathers rows of logits, out (count, tp x Vp), of which `shard` (count, Vp) has this rank's columns. Not called on
     // one device.

@@ -86,7 +86,7 @@ std::vector<PipelineSchedule> pipeline_schedules(const PipelineShape& shape) {
     if (stages == 1) return {one_stage_schedule(micro_batches, chunks)};
     ENSURE(chunks == 1 || kind == PipelineKind::interleaved, "only the interleaved schedule has several chunks");
     ENSURE(warmup == 0 || warms_up(kind), "a longer warm-up of a schedule that has none");
-    ENSURE(kind != PipelineKind::interleaved || micro_batches % stages == 0, "micro-batches go in groups of ", stages);
+    ENSURE(!takes_groups(kind) || micro_batches % stages == 0, "micro-batches go in groups of ", stages);
     std::vector<PipelineSchedule> lists;
     for (int stage = 0; stage < stages; stage++) {
         const PipelineSchedule list = warmed_up_list(shape, warm_up_of(shape, stage));

@@ -28,11 +28,10 @@ ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, doub
     return memory;
 }
 
-ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes,
-                         double gradient_bytes, std::optional<AxisSet> axes) {
+ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double parameter_bytes, double gradient_bytes,
+                         std::optional<AxisSet> axes) {
     const MeshShape& mesh = storage.place().mesh;
     const int stage = storage.place().zero_stage;
-    const double m = micro_batches;
     ZeroTraffic traffic;
     auto add_span = [&](const UnitLayout& unit, const SpanLayout& span) {
         const int ranks = group_size(mesh, span.zero), rank = group_rank(mesh, storage.place().at, span.zero);
@@ -55,8 +54,8 @@ ZeroTraffic zero_traffic(const ParamStorage& storage, int micro_batches, double 
         const bool classifies = storage.table().config().tied && storage.stage().head;
         const bool once =
             unit.unit == storage.table().head_unit() || (unit.unit == storage.table().embedding_unit() && !classifies);
-        const double reductions = stage == 0 ? 2 : stage == 1 ? 1 : m;
-        const double gathers = stage == 0 ? 0 : stage == 3 ? m * (once ? 1 : 2) : 1;
+        const double reductions = zero_reduce_passes(stage) * zero_reductions(stage, micro_batches);
+        const double gathers = zero_gathers(stage, micro_batches, once ? 1 : 2);
         traffic.reduce += f * padded * gradient_bytes * reductions;
         traffic.gather += f * padded * parameter_bytes * gathers;
         traffic.replicas += 2 * (copies - 1) / copies * static_cast<double>(span.kept) * gradient_bytes;

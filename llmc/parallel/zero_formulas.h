@@ -11,6 +11,18 @@ inline bool reduces_behind_fetch(int zero_stage, bool at_once) {
     return is_sharded(StateKind::parameters, zero_stage) && !at_once;
 }
 
+// Times that a unit's gradients are reduced in a step, and that its parameters are gathered, of which each micro-batch
+// has `reads` (forward and backward).
+constexpr int zero_reductions(int zero_stage, int micro_batches) {
+    return is_sharded(StateKind::gradients, zero_stage) ? micro_batches : 1;
+}
+constexpr int zero_gathers(int zero_stage, int micro_batches, int reads = 2) {
+    if (is_sharded(StateKind::parameters, zero_stage)) return reads * micro_batches;
+    return is_sharded(StateKind::optimizer, zero_stage) ? 1 : 0;
+}
+// Times that bytes travel in a reduction: a sum that all ranks get is reduced and gathered.
+constexpr int zero_reduce_passes(int zero_stage) { return is_sharded(StateKind::optimizer, zero_stage) ? 1 : 2; }
+
 // Bytes that a rank holds for the model itself, exactly as its buffers are allocated (padding included): kept states,
 // of which ZeRO divides more with each stage, and working memory.
 struct ZeroMemory {

@@ -61,18 +61,18 @@ public:
 
     double collectives_share() const {
         const StepTime step = time(PipelineTime::estimated);
-        const int m = o_.micro_steps(), reduced = o_.zero >= 2 ? m : 1;   // micro-batches whose gradients travel
+        const int m = o_.micro_steps(), reduced = zero_reductions(o_.zero, m);
         const double all = (step.computing - optimizer_seconds(storage())) / m,
                      backward = all * (o_.recompute == Recompute::block ? 0.75 : 2.0 / 3);
-        // parameters of stages 1 and 2 travel beside forward
+        // parameters that are gathered once travel beside forward
         const double gradients = reduced * static_cast<double>(size_of(o_.grad_dtype)),
-                     parameters = o_.zero == 1 || o_.zero == 2 ? kElement : 0;
+                     parameters = zero_gathers(o_.zero, m) == 1 ? kElement : 0;
         double share = 0;
         for (const auto& [name, group] : step.groups) {
             if (name == "pp") continue;
             const bool of_experts = mesh_.ep > 1 && name == group_name(mesh_, holder_axes),
                        of_gradients = name != "tp" && (of_experts || name == group_name(mesh_, zero_axes));
-            if (of_gradients && o_.zero < 3) {
+            if (of_gradients && !shards_parameters()) {
                 share += group.seconds * gradients / (gradients + parameters) / (reduced * backward);
             } else {   // forward and backward alike
                 share += group.seconds / (m * all);
@@ -220,7 +220,7 @@ private:
         auto seconds = [&](int count, double bytes, int passes) {
             return bytes == 0 ? 0 : count * collective_seconds(machine_, found.group, bytes / count, passes);
         };
-        found.travel = seconds(times * units, reduced, o_.zero == 0 ? 2 : 1);
+        found.travel = seconds(times * units, reduced, zero_reduce_passes(o_.zero));
         found.gather = fetched * seconds(fetches * units, gathered, 1);
         const int replicas = mesh_.dp * mesh_.cp / mesh_.shards();
         found.between = collective(traffic.replicas, replicas, mesh_.tp * mesh_.shards(), 2);
@@ -250,8 +250,8 @@ private:
         const double gradient = static_cast<double>(size_of(o_.grad_dtype)),
                      layers = static_cast<double>(config_.layers) / mesh_.pp;
         // at the turn between forward and backward, a pipeline stage still has the layer
-        const double fetched = o_.zero == 3 && mesh_.pp > 1 ? std::max(0.0, 1 - 1 / layers) : 1;
-        const int times = o_.zero >= 2 ? m : 1, fetches = o_.zero == 3 ? 2 * m : 1,
+        const double fetched = shards_parameters() && mesh_.pp > 1 ? std::max(0.0, 1 - 1 / layers) : 1;
+        const int times = zero_reductions(o_.zero, m), fetches = zero_gathers(o_.zero, m),
                   units = static_cast<int>(own.units().size());
         const ZeroTime all = zero_time(own, zero_axes, times, fetches, fetched),
                        experts = zero_time(own, holder_axes, times, fetches, fetched);
@@ -267,27 +267,26 @@ private:
             if (&unit != &own.units().front()) largest = std::max(largest, elements);
         }
         // each micro-batch but the first adds its gradients to the earlier ones, on the stream of the traffic
-        const double added = o_.zero >= 2 ? moved(3 * gradient * kept) : 0, reduce = travel + (times - 1) * added;
+        const double added = shards_gradients() ? moved(3 * gradient * kept) : 0, reduce = travel + (times - 1) * added;
         // zb's gradients travel beside those of weights, and on beside the next forward and backward
-        const bool zb = delays_weights(o_.pipeline.kind);
         const double forward = layers * layer.forward_seconds(), input = layers * layer.input_seconds(),
-                     reducing = layers * layer.weight_seconds() + (zb ? 0 : input), next = forward + (zb ? input : 0);
+                     reducing = layers * layer.weight_seconds() + (zb_ ? 0 : input), next = forward + (zb_ ? input : 0);
         const double one = reduce / times, last = one * first / kept;
         // The next micro-batch's forward can run while gradients travel that have buffers of their own: the
         // embedding's, which most pipeline stages do not have, and those of zero_layer_sets layers.
         const double free = zero_layer_sets * largest + (mesh_.pp == 1 ? first : 0);
         const double tail = std::min(one, one * free / kept) - reducing / layers;
-        const double fetch = o_.zero == 3 ? gather / fetches : 0, fetched_too = zb ? 0 : fetch;
+        const double fetch = shards_parameters() ? gather / fetches : 0, fetched_too = zb_ ? 0 : fetch;
         const double late = std::max(0.0, one + fetched_too - reducing),
-                     fetch_late = std::max(0.0, fetch - forward) + (zb ? std::max(0.0, fetch - input) : 0);
-        const double hidden = std::max(0.0, std::min(next - (zb ? 2 : 1) * fetch, tail));
+                     fetch_late = std::max(0.0, fetch - forward) + (zb_ ? std::max(0.0, fetch - input) : 0);
+        const double hidden = std::max(0.0, std::min(next - (zb_ ? 2 : 1) * fetch, tail));
         double exposed = between + std::max(last, late) + (times - 1) * std::max(0.0, late - hidden);
-        exposed += o_.zero == 3 ? m * fetch_late : std::max(0.0, gather - forward);
+        exposed += shards_parameters() ? m * fetch_late : std::max(0.0, gather - forward);
         const auto [slack, before] = beside(layer, nodes);
-        const bool is_delaying = o_.zero >= 2 && std::isfinite(slack);
+        const bool is_delaying = shards_gradients() && std::isfinite(slack);
         if (is_delaying) {
             // parameters wait for gradients in flight, so the next exchange goes before them
-            const double each_way = o_.zero == 3 ? gather / 2 : 0, works = times * layers,
+            const double each_way = shards_parameters() ? gather / 2 : 0, works = times * layers,
                          backward_way = reduces_behind_block() ? 0   // they go first, beside the recompute
                                                                : std::max(0.0, each_way - works * layer.tensor_between);
             exposed = std::max(exposed, std::max(0.0, each_way - works * before) +
@@ -297,10 +296,11 @@ private:
         // the first fetch comes before the work; the last gradients come before what goes to another stage on their
         // link.
         if (o_.pipeline.chunks > 1) {
-            const bool waits_for_gradients = o_.zero == 3   ? !is_delaying || mesh_.tp > 1
-                                             : o_.zero == 2 ? is_delaying || (nodes > 1) == pipeline_leaves_node()
-                                                            : false,
-                       waits_for_fetch = o_.zero == 3 && !is_delaying;   // else counted above
+            const bool waits_for_gradients =
+                           shards_parameters()
+                               ? !is_delaying || mesh_.tp > 1
+                               : shards_gradients() && (is_delaying || (nodes > 1) == pipeline_leaves_node()),
+                       waits_for_fetch = shards_parameters() && !is_delaying;   // else counted above
             const double last_gradients = waits_for_gradients ? travel / (times * units) : 0,
                          first_fetch = waits_for_fetch ? fetch / units : 0;
             exposed += m * o_.pipeline.chunks *

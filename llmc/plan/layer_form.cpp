@@ -9,6 +9,7 @@ LayerForm::LayerForm(const Options& options, const ParamTable& table, const Mesh
       mesh_(mesh),
       machine_(machine),
       sequence_parallel_(options.sequence_parallel && mesh.tp > 1),
+      zb_(delays_weights(options.pipeline.kind)),
       sizes_(rank_sizes(config_, {mesh, {}, 0}, sequence_parallel_, options.micro_batch, options.seq_len,
                         options.ulysses())),
       rows_(sizes_.rows()),
@@ -97,20 +98,20 @@ double LayerForm::activated_elements() const {
 // gradients of weights wait: they hide no exchange of backward, and gather again what they read.
 void LayerForm::add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
     if (mesh_.tp == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
+    const bool block = o_.recompute == Recompute::block;
     const bool drained = block || o_.recompute == Recompute::gelu_norm;
     const bool all_again = block && config_.norm_position == NormPosition::after;
     const bool cut_mlp = config_.experts == 0;   // a mixture works on the rows that the rank has, without exchanges
     const int branches = cut_mlp ? 2 : 1, forward = branches * (sequence_parallel_ ? 2 : 1),
               backward = branches * (!sequence_parallel_ ? 1
-                                     : zb                ? 4
+                                     : zb_               ? 4
                                                          : 3),
               again = block ? forward - (cut_mlp && !all_again ? 1 : 0) : 0;
     const double whole = whole_exchange(), chunk = collective(tensor_unit() / chunks(), mesh_.tp, 1, passes());
     auto in_chunks = [&](double matmul) { return chunk + (chunks() - 1) * shown(chunk, matmul / chunks()); };
     auto entering = [&](const BranchTime& branch) { return sequence_parallel_ ? in_chunks(branch.in) : 0; };
     auto backward_of = [&](const BranchTime& branch, double above) {
-        if (zb) return (sequence_parallel_ ? 2 : 1) * whole;   // no gradient of weights hides it
+        if (zb_) return (sequence_parallel_ ? 2 : 1) * whole;   // no gradient of weights hides it
         if (!sequence_parallel_) return shown(whole, branch.in + branch.out);
         const double late = std::max(0.0, whole - branch.in);
         return shown(whole, above) + multiprocessor_share(o_.comm_sms) * whole + shown(whole + late, branch.out);
@@ -125,14 +126,14 @@ void LayerForm::add_tensor_parallel(LayerTime& layer, const BranchTime& attentio
         layer.tensor_backward += backward_of(mlp, drained ? 0 : attention.in) + (block ? entering(mlp) : 0);
     }
     // gathers again what gradients of weights read: a branch's output before its product, its input beside that
-    if (zb && sequence_parallel_) {
+    if (zb_ && sequence_parallel_) {
         layer.tensor_weight = whole + shown(whole, attention.out);
         if (cut_mlp) layer.tensor_weight += whole + shown(whole, mlp.out);
     }
     if (all_again) layer.tensor_backward += in_chunks(mlp.out);
-    if (!drained && !zb && sequence_parallel_ && cut_mlp) layer.tensor_turn = std::min(whole, attention.in);
+    if (!drained && !zb_ && sequence_parallel_ && cut_mlp) layer.tensor_turn = std::min(whole, attention.in);
     // the gradients leave after the next layer's first gather, or before it if there is none
-    if (!drained && !zb) {
+    if (!drained && !zb_) {
         const bool gathers = sequence_parallel_ && cut_mlp;
         const double work = gathers ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
         layer.tensor_slack = std::max(0.0, work - (gathers ? 2 : 1) * whole);
@@ -172,7 +173,7 @@ void LayerForm::add_context_kernels(LayerTime& layer) const {
 // have waited for it.
 void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
     if (mesh_.cp == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
+    const bool block = o_.recompute == Recompute::block;
     const int u = o_.ulysses(), n = mesh_.cp / u, nodes = nodes_of(mesh_.cp, mesh_.tp);
     const auto [q, kv] = context_elements();
     const Link& link = machine_.link(nodes);
@@ -194,7 +195,7 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
                      forward = attention_seconds() / n + machine_.kernel_seconds,
                      backward = 2.5 * attention_seconds() / n + machine_.kernel_seconds;
         layer.context_forward += late(keys, forward) + (n - 2) * late(keys, forward + merged);
-        layer.context_backward += late(keys, backward) + late(gradients, zb ? 0 : mlp.out + attention.out);
+        layer.context_backward += late(keys, backward) + late(gradients, zb_ ? 0 : mlp.out + attention.out);
         if (n > 2) {
             layer.context_backward += late(keys, backward + merged) +
                                       (n - 3) * late(keys + gradients, backward + merged + added) +
@@ -207,7 +208,7 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
     // a block begins again with the product of queries and keys; else, and where ZeRO 3 calls for gradients behind the
     // block, the MLP comes before, and attention's output, whose gradients of weights a ring keeps for its last hop
     const double kept = n > 1 ? mlp.out + attention.out : 0;
-    layer.context_slack = zb                                 ? layer.weight
+    layer.context_slack = zb_                                ? layer.weight
                           : block && !reduces_behind_block() ? attention.in
                                                              : 2 * (mlp.in + mlp.out + attention.out) - kept;
 }
@@ -216,8 +217,8 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
 // many. A block that is computed again, and a gradient of weights that waits, send rows once more.
 void LayerForm::add_expert_parallel(LayerTime& layer, const ExpertTime& experts, const ExpertTime& shared) const {
     if (mesh_.ep == 1) return;
-    const bool block = o_.recompute == Recompute::block, zb = delays_weights(o_.pipeline.kind);
-    const int backward = 2 + (block ? 1 : 0) + (zb ? 1 : 0);
+    const bool block = o_.recompute == Recompute::block;
+    const int backward = 2 + (block ? 1 : 0) + (zb_ ? 1 : 0);
     const double bytes = residual_rows() * chosen() * sizes_.C * kElement * (mesh_.ep - 1) / mesh_.ep;
     const int nodes = nodes_of(mesh_.ep, 1), chunks = expert_chunks();
     const double one = machine_.link(nodes).seconds + machine_.all_to_all_seconds(bytes / chunks, mesh_.ep, nodes);
@@ -228,10 +229,10 @@ void LayerForm::add_expert_parallel(LayerTime& layer, const ExpertTime& experts,
     const double forward = each.in + each.activation;   // before the outputs' product
     layer.expert_forward = expert_exposed({chunks, one, shared.in + shared.out, forward + each.out, 0, true});
     layer.expert_backward =
-        expert_exposed({chunks, one, (zb ? 1 : 2) * (shared.in + shared.out),
-                        each.in + each.activation_backward + (zb ? 1 : 2) * each.out, zb ? 0 : each.in, true});
+        expert_exposed({chunks, one, (zb_ ? 1 : 2) * (shared.in + shared.out),
+                        each.in + each.activation_backward + (zb_ ? 1 : 2) * each.out, zb_ ? 0 : each.in, true});
     if (block) layer.expert_backward += expert_exposed({chunks, one, shared.in, forward, 0, false});
-    if (zb) layer.expert_weight = expert_exposed({chunks, one, 0, each.in + each.out, 0, false});
+    if (zb_) layer.expert_weight = expert_exposed({chunks, one, 0, each.in + each.out, 0, false});
 }
 int LayerForm::expert_chunks() const {
     if (mesh_.ep == 1) return 1;

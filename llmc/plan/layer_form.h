@@ -22,6 +22,9 @@ protected:
     // Pairs of queries and keys left by a causal mask and windows, times the head size; one layer and micro-batch.
     double pairs() const { return mean_keys(config_, o_.seq_len) * sizes_.B * sizes_.NH * sizes_.T * sizes_.HS; }
 
+    bool shards_gradients() const { return is_sharded(StateKind::gradients, o_.zero); }
+    bool shards_parameters() const { return is_sharded(StateKind::parameters, o_.zero); }
+
     double moved(double bytes) const { return machine_.seconds_of(0, bytes); }
     // Seconds of a product with a matrix, forward or for the gradient of its input.
     double seconds_of(const LayerMatrix& m) const {
@@ -29,15 +32,12 @@ protected:
     }
     // Seconds of the gradient of the weights, which micro-batches add to unless ZeRO takes it away.
     double weight_seconds_of(const LayerMatrix& m) const {
-        const double passes = o_.zero < 2 && o_.micro_steps() > 1 ? 2 : 1;
+        const double passes = !shards_gradients() && o_.micro_steps() > 1 ? 2 : 1;
         return machine_.seconds_of(m.flops(), kElement * m.rows * (m.outputs + m.inputs) +
                                                   passes * static_cast<double>(size_of(o_.grad_dtype)) * m.elements);
     }
     // Gradients that wait for a fetch are reduced behind the exchanges of the recompute.
-    bool reduces_behind_block() const {
-        const bool at_once = delays_weights(o_.pipeline.kind);
-        return reduces_behind_fetch(o_.zero, at_once) && o_.recompute == Recompute::block;
-    }
+    bool reduces_behind_block() const { return reduces_behind_fetch(o_.zero, zb_) && o_.recompute == Recompute::block; }
     LayerMatrix classifier() const {
         return {rows_, static_cast<double>(sizes_.Vp), static_cast<double>(sizes_.C), 1.0 * sizes_.Vp * sizes_.C};
     }
@@ -85,6 +85,7 @@ protected:
     const MeshShape& mesh_;
     const Machine& machine_;
     const bool sequence_parallel_;
+    const bool zb_;   // gradients of weights are delayed
     const RankSizes sizes_;
     const double rows_, residual_bytes_;
 

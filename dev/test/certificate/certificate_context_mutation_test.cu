@@ -113,7 +113,7 @@ TEST_CASE("certificate: rotary positions that are a rank's own make it fail") {
     if (story) CHECK(*story != "");
 }
 
-TEST_CASE("certificate: the target at the boundary of two chunks taken from the rank's own next token makes it fail") {
+TEST_CASE("certificate: the target at the boundary of two slices taken from the rank's own next token makes it fail") {
     Layout layout = ring_of_three();
     layout.damage_targets = [](std::span<const std::int32_t> inputs, std::span<std::int32_t> targets) {
         targets[inputs.size() / 2 - 1] = inputs[inputs.size() / 2];

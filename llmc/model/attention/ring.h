@@ -1,11 +1,11 @@
 // Ring attention: keys and values travel from rank to rank while each rank's queries stay at home.
 // Liu et al., "Ring attention with blockwise transformers for near-infinite context", 2023.
 //
-// Each of N ring ranks has two chunks of the sequence (zigzag: llmc/mesh/context_cut.h). At step s it has the keys and
+// Each of N ring ranks has two slices of the sequence (zigzag: llmc/mesh/context_cut.h). At step s it has the keys and
 // values of rank (own - s) mod N, and passes them on while it computes. Only rectangles occur:
 //
-//   step 0            own chunks                        causal, all queries x all keys
-//   of earlier ranks  their first chunk is seen         full, all queries x the first half of the keys
+//   step 0            own slices                        causal, all queries x all keys
+//   of earlier ranks  their first slice is seen         full, all queries x the first half of the keys
 //   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
 //
 // so all ranks have equal work at every step, unless documents are masked: then a block that no query sees is skipped,
@@ -56,7 +56,7 @@ public:
     void reserve(const AttentionShape& own, const std::vector<std::size_t>& reusable = {});
 
     // Runs attention over the ring. The shape is that of the own block: causal, Tq = Tk = this rank's tokens, first
-    // chunk and second.
+    // slice and second.
     void forward(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
     // Runs backward. `queue`: gradients of weights that wait to hide the last hop.
     void backward(const AttentionChoice<floatX>& attention, const AttentionBackward<floatX>& own,
@@ -85,7 +85,7 @@ private:
     std::array<DeviceBuffer<float>, 2> key_gradients_;   // only without reusable memory
     DeviceBuffer<float> own_part_;                       // this rank's part of key and value gradients
     DeviceBuffer<float> block_, block_lse_;              // (B, T, NH, HS), (B, NH, T): output, or gradient of queries
-    DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second chunk
+    DeviceBuffer<float> half_lse_;                       // (B, NH, T/2) of the second slice
     DeviceBuffer<float> sum_, pair_sum_;                 // fp32 sums of bf16 results until complete
     OwnedEvent computed_, travelled_;
 };

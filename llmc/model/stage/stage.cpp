@@ -76,7 +76,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     sizes_ = sizes_of(options.B, options.T);
     max_rows_ = sizes_.rows();
     const int classifier_rows = options.classifier_rows > 0 ? std::min(options.classifier_rows, max_rows_)
-                                                            : classifier_chunk_rows(max_rows_, sizes_.Vp);
+                                                            : default_classifier_rows(max_rows_, sizes_.Vp);
     const bool head = std::ranges::any_of(options_.chunks, &Chunk::head);
     if (!options_.chunks.front().embedding) {   // one buffer at least, to receive the input
         options_.in_flight.inputs = std::max(options_.in_flight.inputs, 1);
