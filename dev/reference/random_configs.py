@@ -6,8 +6,8 @@ fields out.
 
 Needs torch, transformers and tokenizers. Without them it says so and ends with 69. TRAIN_GPT should be an fp32 build.
 
-Each model is a GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3 or OLMo 3 in fp32 or bf16, in one file or several. transformers makes it from a
-config.json with random fields left out, null or said in another place, and reads it again; so does train_gpt. Compared
+Each model is a GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3 or OLMo 3 in fp32 or bf16, in one file or several.
+transformers makes it from a config.json with random fields left out, null or said in another place, and reads it again; so does train_gpt. Compared
 are the mean cross-entropies of random tokens, of sequences of some lengths: of one token it is -log of one probability,
 and of two lengths that follow each other the difference is. The ids are of random texts by a random byte-level BPE with
 random added tokens, which lies beside the model.
@@ -94,7 +94,8 @@ def rotary(rng, fields):
     fields.add("rope_theta", LEFT_OUT, LEFT_OUT, 1e4, 500000, 31.5)
     for name in rng.choice(((), ("rope_parameters",), ("rope_scaling",), ("rope_parameters", "rope_scaling"))):
         inner = {}
-        kind = rng.choice((None, None, "default", "default", "linear", "linear", "llama3", "llama3", "yarn", "yarn", "empty", "null"))
+        kind = rng.choice((None, None, "default", "default", "linear", "linear", "llama3", "llama3", "yarn", "yarn", "empty",
+                           "null"))
         if kind in ("empty", "null"):
             fields.json[name] = {} if kind == "empty" else None
             continue

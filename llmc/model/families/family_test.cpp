@@ -252,9 +252,10 @@ TEST_CASE("families: an OLMo 3's layers that slide have frequencies of their own
         CHECK(read_hugging_face_config(hugging_face_config(config, "float32"), "config.json") == config);
     }
     const ModelConfig full = read_four(
-        ", \"sliding_window\": null, \"layer_types\": [\"full_attention\", "
+        ", \"rope_theta\": 1e4, \"sliding_window\": null, \"layer_types\": [\"full_attention\", "
         "\"full_attention\", \"full_attention\", \"full_attention\"]");
     CHECK(full.window == 0);
+    CHECK(full.rope_window_theta == 0);   // of no layer
     const Json written = hugging_face_config(full, "float32");
     CHECK(*written.find("model_type") == Json("olmo3"));
     CHECK_FALSE(written.contains("sliding_window"));   // its class makes that mask in any case
