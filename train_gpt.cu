@@ -66,9 +66,7 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     RunRecord record = asked.recorded.value_or(RunRecord{});
     const std::vector<ChangedOption> changed = changed_options(record.options, asked.texts);
     for (const ChangedOption& option : changed) {
-        if (!option.recorded) continue;
-        log.line("--%s %s: the run had %s until now", option.name.c_str(), option.now.c_str(),
-                 option.recorded->c_str());
+        log.line("--%s %s: the run had %s until now", option.name.c_str(), option.now.c_str(), option.recorded.c_str());
     }
     record.options = asked.texts;
     record.data = inputs.data;
