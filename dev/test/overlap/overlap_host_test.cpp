@@ -89,7 +89,8 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw, std::vector<Matmu
         const StopSignals signals;
         const Log log(false);
         Metrics metrics(files, folder / "out");
-        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, signals, nullptr, nullptr, "",
+        Agreement agreement(me.arena, groups.everyone(), &me.world, signals, me.stream);
+        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, agreement, nullptr, nullptr, "",
                          count, 0.0, groups, &me.world});
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
