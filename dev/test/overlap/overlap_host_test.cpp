@@ -2,7 +2,7 @@
 // (llmc/cuda_on_cpu/clock/record.h): with the same order of work, so much would be hidden on a machine of the given
 // speeds, of whose multiprocessors communication takes some. What is recorded is the training loop itself, so that what
 // it asks for between passes counts.
-#include "llmc/cuda_on_cpu/clock/record.h"
+#include "dev/test/overlap/overlap_testing.h"
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/temporary_folder_testing.h"
@@ -134,7 +134,7 @@ Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int co
 
 // How much longer a step takes than where links are free and communication takes no multiprocessors.
 double longer(const std::vector<host::Recording>& recordings, const host::CostModel& costs) {
-    host::CostModel free_links = machine().uncharged();
+    host::CostModel free_links = uncharged(machine());
     free_links.seconds_per_exchanged_byte = free_links.seconds_per_exchange = 0;
     return host::replay(recordings, costs).seconds / host::replay(recordings, free_links).seconds - 1;
 }
@@ -146,7 +146,7 @@ Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
     });
     REQUIRE(first != recordings[0].end());
     if (flaw == Flaw::none) {
-        const double all = longer(recordings, machine()), of_links = longer(recordings, machine().uncharged());
+        const double all = longer(recordings, machine()), of_links = longer(recordings, uncharged(machine()));
         MESSAGE("zero ", zero, ": a step is ", 100 * all, "% longer than without communication, ",
                 100 * (all - of_links), "% of it for the 16 of 132 multiprocessors");
     }
