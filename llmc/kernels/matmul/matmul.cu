@@ -232,7 +232,8 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
             weight_gradient(weight_sums.data(), dout, in, s, accumulate, stream);
             bias_gradient(bias_sums.data(), dout, s, accumulate, stream);
         };
-        if (clearly_faster(impl_->timed(apart, stream), together.seconds)) together.use = MatmulPlan::Use::apart;
+        if (clearly_faster(impl_->options.timer(apart, stream), together.seconds))
+            together.use = MatmulPlan::Use::apart;
         CUDA_CHECK(cudaStreamSynchronize(stream));   // before the sums are freed
     };
     auto in_two = [&] {

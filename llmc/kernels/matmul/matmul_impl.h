@@ -29,7 +29,6 @@ struct Matmul::Impl {
 
     MatmulPlan& plan(const MatmulProblem& problem, const void* bias, const void* aux);
     void choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem);
-    double timed(const std::function<void()>& work, cudaStream_t stream) const;
     // Returns whether the candidates were timed: there may be no time or memory for that.
     bool take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
     cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,
