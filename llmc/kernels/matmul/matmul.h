@@ -135,8 +135,9 @@ public:
                          cudaStream_t stream);
 
     // Computes weight_gradient, and dbias = sum of dout's rows. With `accumulate`, both are added, but dbias perhaps
-    // only in add_bias_gradients. One pass over dout where cuBLASLt has an algorithm for both (`unfused` lists where it
-    // has none); two passes with `accumulate` in bf16, whose sum would be rounded twice.
+    // only in add_bias_gradients: until then the sum waits in memory of this object, "workspace/matmul bias sums". One
+    // pass over dout where cuBLASLt has an algorithm for both (`unfused` lists where it has none); two passes with
+    // `accumulate` in bf16, whose sum would be rounded twice.
     template <class T, class G>
     void weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& shape,
                                   bool accumulate, cudaStream_t stream);
