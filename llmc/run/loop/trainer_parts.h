@@ -25,7 +25,7 @@ struct TrainerParts {
     const TokenSet* val_tokens;   // null: no validation
     FileSystem& files;
     Metrics& metrics;
-    Agreement& agreement;                                          // of all ranks
+    Agreement& agreement;
     Sampler* sampler;                                              // null: no sampling
     const std::vector<std::unique_ptr<Evaluation>>* evaluations;   // null: none
     std::string tokenizer_file;                                    // copied into checkpoints; empty: none
