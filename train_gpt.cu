@@ -66,9 +66,7 @@ void record_run(const CommandLine& asked, const RunInputs& inputs, int after_ste
     RunRecord record = asked.recorded.value_or(RunRecord{});
     const std::vector<ChangedOption> changed = changed_options(record.options, asked.texts);
     for (const ChangedOption& option : changed) {
-        if (!option.recorded) continue;
-        log.line("--%s %s: the run had %s until now", option.name.c_str(), option.now.c_str(),
-                 option.recorded->c_str());
+        log.line("--%s %s: the run had %s until now", option.name.c_str(), option.now.c_str(), option.recorded.c_str());
     }
     record.options = asked.texts;
     record.data = inputs.data;
@@ -89,7 +87,7 @@ void warn_of_records(const Metrics& metrics, const std::string& folder, const st
 // Prints the tables and warnings that come before the first step. `texts`: the run's options. `about_gradients`: what
 // is to be said of how they travel, or nothing. `mebibytes`: what the device reports as taken by this run. Collective.
 void print_run(const TrainerParts& parts, const std::vector<OptionText>& texts, const RunFacts& facts,
-               const std::string& about_gradients, double mebibytes, Agreement& agreement) {
+               const std::string& about_gradients, double mebibytes) {
     const Log& log = parts.log;
     const Options& options = parts.options;
     log.block(settings_table(options, texts, facts));
@@ -99,6 +97,7 @@ void print_run(const TrainerParts& parts, const std::vector<OptionText>& texts, 
     if (parts.groups.zero) log.line("%s", parts.step.memory_by_formula().c_str());
     if (!about_gradients.empty()) log.line("%s", about_gradients.c_str());
     Stage& stage = parts.step.stage();
+    Agreement& agreement = parts.agreement;
     if (options.pp > 1) log.block(pipeline_memory(stage, parts.arena, options, parts.world->mesh(), agreement));
     log.line("  the device reports %.2f MiB", mebibytes);
     const std::string about_ring = warning_about_ring(stage, *parts.world);
@@ -169,9 +168,9 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     }
     const ReportWriter report(real_files(), world.is_first() ? options.output_dir : "", pictures_of_run(options));
     const TrainerParts trainer_parts{
-        options, log,     arena,         step,         inputs.train_tokens,   inputs.validation(), real_files(),
-        metrics, signals, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps,    peak.per_second,
-        groups,  &world,  hosts};
+        options, log,       arena,         step,         inputs.train_tokens,   inputs.validation(), real_files(),
+        metrics, agreement, sampler.get(), &evaluations, inputs.tokenizer_file, inputs.max_steps,    peak.per_second,
+        groups,  &world,    hosts};
     Trainer trainer(trainer_parts);
     if (state) trainer.restore(*state);
 
@@ -179,7 +178,7 @@ int train(const CommandLine& asked, World& world, const StopSignals& signals) {
     const RunFacts facts{name_of_device(),         precision_name,      peak,
                          stage.attention().kind(), inputs.origin(),     inputs.config,
                          inputs.train_tokens,      inputs.validation(), inputs.max_steps};
-    print_run(trainer_parts, asked.texts, facts, about_gradients, mebibytes_taken(), agreement);
+    print_run(trainer_parts, asked.texts, facts, about_gradients, mebibytes_taken());
     const RunEnd end = tell_end(
         metrics, [&trainer] { return trainer.run(); }, words_of_end);
     log.line("device memory at the end: the table %.2f MiB, the device reports %.2f MiB",

@@ -318,8 +318,8 @@ std::string RunCheck::time_steps() {
     if (!about.empty()) log_.warning("%s", about.c_str());
     const Log silent(false);
     Metrics metrics(real_files(), "");
-    Trainer trainer({quiet, silent, arena, step, inputs.train_tokens, nullptr, real_files(), metrics, signals_, nullptr,
-                     nullptr, "", max_steps_, 0, parts.groups, &world_});
+    Trainer trainer({quiet, silent, arena, step, inputs.train_tokens, nullptr, real_files(), metrics, agreement_,
+                     nullptr, nullptr, "", max_steps_, 0, parts.groups, &world_});
     if (state) trainer.restore(*state);
     const int steps_left = last_step() - after_step_;
     if (steps_left <= 0) return text("none is left after step ", after_step_);

@@ -143,7 +143,7 @@ void Loader::seek(const LoaderState& state) {
     for (const LoaderState::Source& source : state.sources) {
         check_reached("sample", source.samples, most_samples, " of " + source.name);
     }
-    if (state.T > 0 && state.T != tokens_->T() && state.sources.empty() != tokens_->is_mixture()) {
+    if (state.T != tokens_->T() && state.sources.empty() != tokens_->is_mixture()) {
         return seek(with_new_length(state));
     }
     if (state.sources.empty() == tokens_->is_mixture()) {

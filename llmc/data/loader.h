@@ -99,7 +99,7 @@ struct LoaderState {
         bool operator==(const Source&) const = default;
     };
     std::vector<Source> sources = {};   // sources of a mixture
-    std::int64_t T = 0;                 // tokens of a sample; 0: those of the data at hand (older programs' states)
+    std::int64_t T = 0;                 // tokens of a sample
     bool operator==(const LoaderState&) const = default;
 };
 

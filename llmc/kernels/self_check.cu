@@ -228,6 +228,8 @@ std::string sm90_refusal(cudaStream_t stream) {
 }   // namespace
 
 std::string sm90_attention_refusal() {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return "there is no GPU";
     const OwnedStream stream;
     if (std::string refusal = sm90_refusal(stream.get()); !refusal.empty()) return refusal;
     const std::vector<std::string> wrong = self_check_sm90(stream.get());

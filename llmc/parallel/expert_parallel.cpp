@@ -78,12 +78,12 @@ public:
                                    stream));
     }
 
-    void start(std::span<const Rows> rows, const void* choice, int chunk, bool back) override {
+    void start(std::span<const SentRows> rows, const void* choice, int chunk, bool back) override {
         const HeldChunk own = held(choice, chunk);
         const Exchange& all = exchange_of(choice);
         {
             const Communicator::Group together(holders_);
-            for (const Rows& part : rows) exchange(part, all, own, back);
+            for (const SentRows& part : rows) exchange(part, all, own, back);
         }
         arrived_[static_cast<std::size_t>(chunk)].record(traffic_.get());
     }
@@ -158,7 +158,7 @@ private:
         exchanges_[choice] = std::move(exchange);
     }
 
-    void exchange(const Rows& rows, const Exchange& all, const HeldChunk& chunk, bool back) {
+    void exchange(const SentRows& rows, const Exchange& all, const HeldChunk& chunk, bool back) {
         switch (rows.type) {
             case DType::fp32: return exchange_as<float>(rows, all, chunk, back);
             case DType::bf16: return exchange_as<bf16>(rows, all, chunk, back);
@@ -167,7 +167,7 @@ private:
     }
 
     template <class T>
-    void exchange_as(const Rows& rows, const Exchange& all, const HeldChunk& chunk, bool back) {
+    void exchange_as(const SentRows& rows, const Exchange& all, const HeldChunk& chunk, bool back) {
         const auto width = static_cast<std::size_t>(rows.width);
         const cudaStream_t stream = traffic_.get();
         T* const to = static_cast<T*>(rows.to);

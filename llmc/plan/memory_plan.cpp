@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/log.h"
@@ -20,23 +21,10 @@ namespace {
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block};
 
-bool runs_sm90() {
-    try {
-        return sm90_attention_refusal().empty();
-    } catch (const Error& error) {
-        if (error.kind() != ErrorKind::no_device) throw;
-        return false;
-    }
-}
-
-// Returns the attention whose memory can be counted here: `own`, `own_sm90` if this machine runs it, else auto_.
-AttentionKind counted_attention(const Options& options) {
-    const AttentionKind requested = options.attention;
-    const bool runs = requested == AttentionKind::own || (requested == AttentionKind::own_sm90 && runs_sm90());
-    return runs ? requested : AttentionKind::auto_;
-}
-void count_library_workspace(Stage& stage) {
-    if (stage.attention().kind() == AttentionKind::library) stage.attention().use(AttentionKind::library);
+// Counts the attention that the run asks for, if it can serve here; auto: the library's, which may need a workspace.
+void count_attention(CoreAttention& attention, AttentionKind requested) {
+    const AttentionKind kind = requested == AttentionKind::auto_ ? AttentionKind::library : requested;
+    if (attention.refusal(kind).empty()) attention.use(kind);
 }
 
 // Memory of the machine that a rank may take besides what is counted: libraries, buffers of communication.
@@ -47,10 +35,10 @@ struct CountedRun {
     std::size_t checkpoint_bytes;
 };
 CountedRun counted_with_checkpoint(Options options, const ModelConfig& config, World& world) {
-    options.attention = counted_attention(options);
+    const AttentionKind attention = std::exchange(options.attention, AttentionKind::own);
     CountedRun run{Arena::counting(), 0};
     RunParts parts(options, config, world, run.arena, nullptr);
-    count_library_workspace(parts.stage);
+    count_attention(parts.stage.attention(), attention);
     Step& step = parts.make_step(options, run.arena);
     if (options.output_dir.empty()) return run;
     const Communicator* const stage = parts.groups.stage;

@@ -69,6 +69,8 @@ TEST_CASE("memory plan: the workspace of the library's attention is counted wher
             rank.require(plan_with != plan_without, plan_with);
         }
         rank.require(counted(AttentionKind::own, 3 * mebibyte) == counted(AttentionKind::own, 0), "own needs none");
+        options.document_mask = true;   // which own-sm90 cannot serve
+        rank.require(counted(AttentionKind::own_sm90, 0) == counted(AttentionKind::own, 0), "own in place of own-sm90");
     });
 }
 

@@ -272,7 +272,7 @@ std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>
          step.sync().about_resumed(real_files(), inputs.checkpoint, state.step, options.reset_optimizer)) {
         log.line("%s", words.c_str());
     }
-    if (state.loader.T > 0 && state.loader.T != options.seq_len) {
+    if (state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,
                  static_cast<long long>(state.loader.T));
     }
@@ -381,7 +381,7 @@ void check_same_run(const RunState& state, const std::optional<RunRecord>& recor
               text("--seed ", options.seed, ": the run to resume was started with --seed ", state.seed, by),
               "The order of samples follows from the seed: give the same one.");
     const bool is_mixture = !state.loader.sources.empty() || now.train_tokens.is_mixture();   // the loader checks
-    const bool same_length = state.loader.T == 0 || state.loader.T == now.train_tokens.T();
+    const bool same_length = state.loader.T == now.train_tokens.T();
     refuse_if(!is_mixture && same_length && state.windows != now.train_tokens.windows(),
               text("the run to resume had ", state.windows, " samples an epoch, --train-data with --seq-len ",
                    options.seq_len, " has ", now.train_tokens.windows(), by),

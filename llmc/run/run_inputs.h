@@ -88,7 +88,7 @@ void apply_document_mask(TokenSet& tokens, const Options& options, const std::op
 std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens);
 
 // Throws Error(usage) if the resumed run had another seed or other training data. The state has the seed and the number
-// of samples; the record (none: from an older program) describes the data. load_training_state checks the model against
+// of samples; the record (none: it was removed) describes the data. load_training_state checks the model against
 // the checkpoint.
 void check_same_run(const RunState& state, const std::optional<RunRecord>& recorded, const Options& options,
                     const RunInputs& now);

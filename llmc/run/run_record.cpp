@@ -70,12 +70,10 @@ RunRecord record_from(const Json& json) {
 std::vector<ChangedOption> changed_options(const std::vector<OptionText>& recorded,
                                            const std::vector<OptionText>& now) {
     std::vector<ChangedOption> changed;
-    if (recorded.empty()) return changed;
     for (const OptionText& option : now) {
         const auto was = std::ranges::find(recorded, option.name, &OptionText::name);
-        const bool is_new = was == recorded.end();
-        if (option.of_one_start || (!is_new && was->value == option.value)) continue;
-        changed.push_back({option.name, is_new ? std::nullopt : std::optional(was->value), option.value});
+        if (option.of_one_start || was == recorded.end() || was->value == option.value) continue;
+        changed.push_back({option.name, was->value, option.value});
     }
     return changed;
 }
@@ -91,13 +89,11 @@ std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::strin
                 history.push_back({after, processes, options});
             }
             const Json& changed = start->at("changed");
-            std::erase_if(options, [&](OptionText& option) {
-                const Json* const change = changed.find(option.name);
-                if (change == nullptr) return false;
-                const Json& before = change->elements().at(0);
-                if (!before.is_null()) option.value = before.as_text();
-                return before.is_null();
-            });
+            for (OptionText& option : options) {
+                if (const Json* const change = changed.find(option.name)) {
+                    option.value = change->elements().at(0).as_text();
+                }
+            }
         }
     } catch (const JsonError& error) {
         throw Error(ErrorKind::bad_data, text(path, ": its starts: ", error.what()), "Restore the file from a copy.");
@@ -172,7 +168,7 @@ Json describe_start(const ThisStart& start) {
     Json hosts = Json::object(), changed = Json::object();
     for (const auto& [host, count] : processes) hosts.add(host, count);
     for (const ChangedOption& option : start.changed) {
-        changed.add(option.name, Json::array({option.recorded ? Json(*option.recorded) : Json(), option.now}));
+        changed.add(option.name, Json::array({option.recorded, option.now}));
     }
     return Json::object({{"after_step", start.after_step},
                          {"time", std::string(time)},

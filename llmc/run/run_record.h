@@ -11,8 +11,7 @@
 // "options" has every option of the last start, as --print-config prints it. "program" is the hash (xxh3) of the
 // executable. "hash" of data hashes all shards' hashes in their order, so the same shards have the same hash in any
 // folder; a shard without a hash in a manifest counts by its name and number of tokens. "changed" has the options that
-// each start gave differently: [before, since]. Before is null where the program did not have the option yet: earlier
-// starts had its default.
+// each start gave differently: [before, since].
 #pragma once
 
 #include <optional>
@@ -53,9 +52,7 @@ struct OptionsOfStart {
 std::vector<OptionsOfStart> history_of(const RunRecord& record, const std::string& path);
 
 struct ChangedOption {
-    std::string name;
-    std::optional<std::string> recorded;   // none: an older program made the record, which did not have the option
-    std::string now;
+    std::string name, recorded, now;
 };
 
 // Returns the run's options that differ; none where nothing is recorded yet.

@@ -18,9 +18,9 @@
 
 #include "llmc/checkpoint/saved_tensors.h"
 #include "llmc/data/loader.h"
+#include "llmc/run/loop/outlier_detector.h"
 #include "llmc/run/loop/step_phase.h"
 #include "llmc/run/step/step.h"
-#include "llmc/run/stopping/guard.h"
 
 struct RunState {
     int step = 0;   // completed steps

@@ -88,7 +88,7 @@ namespace {
 double sequence_bytes(const Arena& arena) {
     double bytes = 0;
     for (const Allocation& allocation : arena.allocations()) {
-        if (allocation.name == "workspace/matmul") continue;   // has a fixed size
+        if (allocation.name.starts_with("workspace/matmul")) continue;   // has a fixed size
         for (const char* group : {"activations/", "workspace/", "batch/", "context/"}) {
             if (allocation.name.starts_with(group)) bytes += static_cast<double>(allocation.bytes);
         }

@@ -46,7 +46,7 @@ public:
     void copy_held_offsets(std::int32_t* offsets, const void* choice, cudaStream_t stream) override {
         real_->copy_held_offsets(offsets, choice, stream);
     }
-    void start(std::span<const Rows> rows, const void* choice, int chunk, bool back) override {
+    void start(std::span<const SentRows> rows, const void* choice, int chunk, bool back) override {
         real_->start(rows, choice, chunk, back);
     }
     void wait(int chunk, cudaStream_t stream) override { real_->wait(chunk, stream); }

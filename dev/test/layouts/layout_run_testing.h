@@ -210,8 +210,9 @@ struct RankOfRun {
         if (!resume_from.empty()) state = load(resume_from);
         const Log log(false);
         Metrics metrics(real_files(), writes ? options.output_dir : "", state.step);
-        Trainer trainer({options, log, arena, *step, tokens, &tokens, files, metrics, place.signals, nullptr, nullptr,
-                         "", options.max_steps, 0.0, groups, world});
+        Agreement agreement(arena, groups.everyone(), world, place.signals, model.stream());
+        Trainer trainer({options, log, arena, *step, tokens, &tokens, files, metrics, agreement, nullptr, nullptr, "",
+                         options.max_steps, 0.0, groups, world});
         if (change) change(state, tokens);
         if (!resume_from.empty()) trainer.restore(state);
         const FullArena full(arena);

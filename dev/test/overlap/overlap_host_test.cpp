@@ -2,7 +2,7 @@
 // (llmc/cuda_on_cpu/clock/record.h): with the same order of work, so much would be hidden on a machine of the given
 // speeds, of whose multiprocessors communication takes some. What is recorded is the training loop itself, so that what
 // it asks for between passes counts.
-#include "llmc/cuda_on_cpu/clock/record.h"
+#include "dev/test/overlap/overlap_testing.h"
 #include "llmc/data/token_file.h"
 #include "llmc/data/write_token_file_testing.h"
 #include "llmc/io/temporary_folder_testing.h"
@@ -89,7 +89,8 @@ std::vector<host::Recording> record_steps(int zero, Flaw flaw, std::vector<Matmu
         const StopSignals signals;
         const Log log(false);
         Metrics metrics(files, folder / "out");
-        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, signals, nullptr, nullptr, "",
+        Agreement agreement(me.arena, groups.everyone(), &me.world, signals, me.stream);
+        Trainer trainer({asked, log, me.arena, step, tokens, nullptr, files, metrics, agreement, nullptr, nullptr, "",
                          count, 0.0, groups, &me.world});
         CUDA_CHECK(cudaDeviceSynchronize());
         recordings[static_cast<std::size_t>(me.rank())] = host::record([&] { trainer.run(); });
@@ -133,7 +134,7 @@ Hidden hidden_traffic(const host::Timeline& timeline, int compute_stream, int co
 
 // How much longer a step takes than where links are free and communication takes no multiprocessors.
 double longer(const std::vector<host::Recording>& recordings, const host::CostModel& costs) {
-    host::CostModel free_links = machine().uncharged();
+    host::CostModel free_links = uncharged(machine());
     free_links.seconds_per_exchanged_byte = free_links.seconds_per_exchange = 0;
     return host::replay(recordings, costs).seconds / host::replay(recordings, free_links).seconds - 1;
 }
@@ -145,7 +146,7 @@ Hidden hidden_traffic(int zero, Flaw flaw, int counted) {
     });
     REQUIRE(first != recordings[0].end());
     if (flaw == Flaw::none) {
-        const double all = longer(recordings, machine()), of_links = longer(recordings, machine().uncharged());
+        const double all = longer(recordings, machine()), of_links = longer(recordings, uncharged(machine()));
         MESSAGE("zero ", zero, ": a step is ", 100 * all, "% longer than without communication, ",
                 100 * (all - of_links), "% of it for the 16 of 132 multiprocessors");
     }

@@ -133,14 +133,14 @@ Found on_the_clock(const std::vector<host::Recording>& recordings, const host::C
 
 TEST_CASE("overlap: tensor parallelism's backward is hidden, and all but one chunk of forward") {
     const host::CostModel costs = machine();
-    host::CostModel free_links = costs.uncharged();
+    host::CostModel free_links = uncharged(costs);
     free_links.seconds_per_exchanged_byte = 0;
     for (int chunks : {1, 4}) {
         const std::vector<host::Recording> recordings = record_step(chunks, true);
         const Found found = on_the_clock(recordings, costs, chunks);
         const double unhindered = on_the_clock(recordings, free_links).seconds;
         const double longer = found.seconds / unhindered - 1;
-        const double of_links = on_the_clock(recordings, costs.uncharged()).seconds / unhindered - 1;
+        const double of_links = on_the_clock(recordings, uncharged(costs)).seconds / unhindered - 1;
         MESSAGE(chunks, " chunks: backward ", 100 * found.backward.hidden_share(), "% hidden, forward ",
                 100 * (1 - found.forward.hidden_share()), "% exposed; the step ", 100 * longer,
                 "% longer than without communication, ", 100 * (longer - of_links), "% of it for the multiprocessors; ",

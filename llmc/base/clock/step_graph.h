@@ -85,12 +85,6 @@ struct CostModel {
         result.multiprocessors = 132, result.multiprocessors_of_exchange = taken;
         return result;
     }
-    // Returns this model where communication slows nothing down.
-    CostModel uncharged() const {
-        CostModel result = *this;
-        result.multiprocessors = 0;
-        return result;
-    }
 };
 
 // One operation on the virtual clock; all times in seconds from the beginning.

@@ -91,23 +91,23 @@ void own_attention_forward(const AttentionForward<T, O>& a, cudaStream_t stream)
     launch_attention_forward_fma(a, stream);
 }
 
+template <class O>
 static void check_limits_sm90(const AttentionShape& shape) {
-    const AttentionLimits& limits = limits_of(AttentionKind::own_sm90);
-    ENSURE(limits.documents || shape.documents.first == nullptr, "kernels for sm_90a have no mask of documents");
-    ENSURE(shape.HS <= limits.largest_head, "kernels for sm_90a have no heads of ", shape.HS, " channels");
+    const std::string why = beyond(limits_of(AttentionKind::own_sm90), shape, false, std::is_same_v<O, float>);
+    ENSURE(why.empty(), "attention for sm_90a: ", why);
 }
 
 template <class O>
 void sm90_attention_forward(const AttentionForward<bf16, O>& a, cudaStream_t stream) {
     check_arguments(a);
-    check_limits_sm90(a.shape);
+    check_limits_sm90<O>(a.shape);
     launch_attention_forward_hopper(a, stream);
 }
 
 template <class G>
 void sm90_attention_backward(const AttentionBackward<bf16, G>& a, std::span<float> workspace, cudaStream_t stream) {
     check_arguments(a);
-    check_limits_sm90(a.shape);
+    check_limits_sm90<G>(a.shape);
     const std::size_t needed = sm90_attention_workspace(a.shape);
     ENSURE(needed <= workspace.size(), "a workspace of ", workspace.size(), " numbers, expected ", needed);
     launch_attention_delta(a, stream);

@@ -11,7 +11,8 @@ const AttentionLimits& limits_of(AttentionKind kind) {
 }
 
 std::string beyond(const AttentionLimits& limits, const AttentionShape& shape, bool fp32, bool fp32_results) {
-    if (shape.masks_documents && !limits.documents) return "it has no mask of documents or windows";
+    if ((shape.masks_documents || shape.documents.first != nullptr) && !limits.documents)
+        return "it has no mask of documents or windows";
     if (fp32 && !limits.fp32) return "it is for bf16 (PRECISION=bf16)";
     if (!fp32 && fp32_results && !limits.fp32_results) return "it has no fp32 results, which rings add up";
     if (shape.HS > limits.largest_head) {

@@ -31,17 +31,12 @@ template <class T, class G, cublasLtEpilogue_t EPILOGUE>
 constexpr const MatmulRow* weight_gradient_row = find_matmul_row(cuda_type<T>, cuda_type<G>, CUBLAS_OP_N, CUBLAS_OP_T,
                                                                  EPILOGUE);
 
-std::size_t rounded_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// Returns where waiting bias gradients begin: behind the workspace.
-std::size_t waiting_begins(const MatmulOptions& options) { return rounded_up(options.workspace_bytes); }
-std::size_t waiting_bytes(const MatmulOptions& options) { return options.workspace_bytes / 32; }
-
 }   // namespace
 
 Matmul::Impl::Impl(Arena& arena, MatmulOptions given_options)
     : options(std::move(given_options)),
-      workspace(arena.allocate<std::uint8_t>("workspace/matmul", waiting_begins(options) + waiting_bytes(options))) {
+      workspace(arena.allocate<std::uint8_t>("workspace/matmul", options.workspace_bytes)),
+      waiting_sums(arena.allocate<float>("workspace/matmul bias sums", options.workspace_bytes / 32 / sizeof(float))) {
     if (options.tries == 0) options.tries = stand_in() ? 1 : 16;
     if (arena.counts()) return;   // nothing is multiplied
     cublas_check(cublasLtCreate(&handle), "start");
@@ -200,21 +195,21 @@ template <class T, class G>
 void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& s,
                                       bool accumulate, cudaStream_t stream) {
     constexpr auto row = weight_gradient_row<T, G, CUBLASLT_EPILOGUE_BGRADB>;
-    const std::size_t bytes = rounded_up(sizeof(G) * static_cast<std::size_t>(s.N));
-    const std::size_t room = waiting_bytes(impl_->options);
+    const auto floats = static_cast<std::size_t>(ceil_div(s.N, 64) * 64);   // sums begin at multiples of 256 bytes
+    const std::size_t room = impl_->waiting_sums.size();
     BiasSums& waiting = impl_->waiting;
     // One launch adds all waiting sums in parallel: two of the same bias would race.
     const auto all = std::span(waiting.to).first(static_cast<std::size_t>(waiting.count));
     const bool waits_already = std::ranges::find(all, static_cast<void*>(dbias)) != all.end();
-    if (waits_already || (accumulate && (waiting.count == BiasSums::most || impl_->waiting_used + bytes > room))) {
+    if (waits_already || (accumulate && (waiting.count == BiasSums::most || impl_->waiting_used + floats > room))) {
         add_bias_gradients(stream);
     }
     // A waiting bf16 sum would be rounded twice.
-    const bool may_wait = std::is_same_v<G, float> && bytes <= room;
-    G* const sums =
-        !accumulate
-            ? dbias
-            : reinterpret_cast<G*>(impl_->workspace.data() + waiting_begins(impl_->options) + impl_->waiting_used);
+    const bool may_wait = std::is_same_v<G, float> && floats <= room;
+    G* sums = dbias;
+    if constexpr (std::is_same_v<G, float>) {
+        if (accumulate) sums = impl_->waiting_sums.data() + impl_->waiting_used;
+    }
     // Times the two gradients apart; from the next call on they stay apart if that is faster than the plan just timed.
     auto try_apart = [&](MatmulPlan& together) {
         Arena arena;
@@ -232,7 +227,8 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
             weight_gradient(weight_sums.data(), dout, in, s, accumulate, stream);
             bias_gradient(bias_sums.data(), dout, s, accumulate, stream);
         };
-        if (clearly_faster(impl_->timed(apart, stream), together.seconds)) together.use = MatmulPlan::Use::apart;
+        if (clearly_faster(impl_->options.timer(apart, stream), together.seconds))
+            together.use = MatmulPlan::Use::apart;
         CUDA_CHECK(cudaStreamSynchronize(stream));   // before the sums are freed
     };
     auto in_two = [&] {
@@ -249,7 +245,7 @@ void Matmul::weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const
     if constexpr (std::is_same_v<G, float>) {
         const auto last = static_cast<std::size_t>(waiting.count++);
         waiting.to[last] = dbias, waiting.from[last] = sums, waiting.channels[last] = s.N;
-        impl_->waiting_used += bytes;
+        impl_->waiting_used += floats;
     }
 }
 

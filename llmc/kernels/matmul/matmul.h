@@ -52,6 +52,9 @@ struct MatmulShape {
 // where_they_serve: on a device for which sm90_matmul_refusal is empty; always: for tests on models of instructions.
 enum class OwnKernels : std::uint8_t { never, where_they_serve, always };
 
+// Returns the least of three times of `work` on a stream, in seconds between events.
+double matmul_seconds(const std::function<void()>& work, cudaStream_t stream);
+
 struct MatmulOptions {
     bool allow_tf32 = false;   // fp32 matmuls may round their inputs to TF32 (10-bit mantissa)
     std::size_t workspace_bytes = std::size_t{32} << 20;   // recommended by cuBLAS for Hopper
@@ -61,8 +64,8 @@ struct MatmulOptions {
     int tries = 1;
     OwnKernels own_kernels = OwnKernels::never;   // tries kernels of matmul_hopper.h, too, if `tries` is not 1
     double most_seconds = 15;   // limit of all tries together; problems timed later get the heuristic's first
-    // Measures the seconds of `work` on a stream; null: the least of three times between events. Tests replace it.
-    std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = {};
+    // Measures algorithms: returns the seconds of `work` on a stream.
+    std::function<double(const std::function<void()>& work, cudaStream_t stream)> timer = matmul_seconds;
 };
 
 // An algorithm chosen for one matmul, in a form that can be stored and given to another process on the same type of
@@ -132,8 +135,9 @@ public:
                          cudaStream_t stream);
 
     // Computes weight_gradient, and dbias = sum of dout's rows. With `accumulate`, both are added, but dbias perhaps
-    // only in add_bias_gradients. One pass over dout where cuBLASLt has an algorithm for both (`unfused` lists where it
-    // has none); two passes with `accumulate` in bf16, whose sum would be rounded twice.
+    // only in add_bias_gradients: until then the sum waits in memory of this object, "workspace/matmul bias sums". One
+    // pass over dout where cuBLASLt has an algorithm for both (`unfused` lists where it has none); two passes with
+    // `accumulate` in bf16, whose sum would be rounded twice.
     template <class T, class G>
     void weight_and_bias_gradient(G* dweight, G* dbias, const T* dout, const T* in, const MatmulShape& shape,
                                   bool accumulate, cudaStream_t stream);

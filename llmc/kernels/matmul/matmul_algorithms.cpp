@@ -149,8 +149,7 @@ void Matmul::Impl::choose_algorithm(MatmulPlan& plan, const MatmulProblem& probl
     for (int width : hopper_matmul_widths) plan.candidates.push_back({{}, 0, width});
 }
 
-double Matmul::Impl::timed(const std::function<void()>& work, cudaStream_t stream) const {
-    if (options.timer) return options.timer(work, stream);
+double matmul_seconds(const std::function<void()>& work, cudaStream_t stream) {
     const double one = least_seconds(work, stream, 1);
     return one > 200e-6 ? std::min(one, least_seconds(work, stream, 2)) : least_seconds(work, stream, 3, 8);
 }
@@ -184,7 +183,7 @@ bool Matmul::Impl::take_fastest(MatmulPlan& plan, void* d, const void* a, const 
     for (const MatmulCandidate& candidate : candidates) {
         take(candidate);
         cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-        const double seconds = timed(
+        const double seconds = options.timer(
             [&] {
                 if (status == CUBLAS_STATUS_SUCCESS) status = multiply(plan, d, a, b, c, stream);
             },

@@ -17,9 +17,10 @@ struct Matmul::Impl {
     int left_free = 0;   // multiprocessors
     bool tries_weight_gradients_only = false;
     double tried_seconds = 0;
-    DeviceBuffer<std::uint8_t> workspace;   // for cuBLASLt and bias_gradient, then waiting bias gradients
+    DeviceBuffer<std::uint8_t> workspace;   // for cuBLASLt and bias_gradient
+    DeviceBuffer<float> waiting_sums;       // bias gradients that add_bias_gradients will add: `waiting`
     BiasSums waiting;
-    std::size_t waiting_used = 0;
+    std::size_t waiting_used = 0;   // floats
     std::map<MatmulProblem, MatmulPlan> plans;
     std::map<std::string, MatmulAlgorithm> given;   // by the problem's name
     std::vector<std::string> refused;               // why some of `given` could not be used
@@ -29,7 +30,6 @@ struct Matmul::Impl {
 
     MatmulPlan& plan(const MatmulProblem& problem, const void* bias, const void* aux);
     void choose_algorithm(MatmulPlan& plan, const MatmulProblem& problem);
-    double timed(const std::function<void()>& work, cudaStream_t stream) const;
     // Returns whether the candidates were timed: there may be no time or memory for that.
     bool take_fastest(MatmulPlan& plan, void* d, const void* a, const void* b, const void* c, cudaStream_t stream);
     cublasStatus_t multiply(const MatmulPlan& plan, void* d, const void* a, const void* b, const void* c,

@@ -50,8 +50,8 @@ public:
     // ---- the choice of kernels
     AttentionKind kind() const { return choice_.chosen(); }   // never auto_
     bool is_open() const { return choice_.open(); }           // several can serve, the fastest is not known
-    // Returns why the library cannot serve micro-batches of the current shape; empty if it can.
-    std::string library_refusal() const { return choice_.refusal(AttentionKind::library, sizes_.attention()); }
+    // Returns why attention of a kind cannot serve micro-batches of the current shape; empty if it can.
+    std::string refusal(AttentionKind kind) const { return choice_.refusal(kind, sizes_.attention()); }
     // Switches to `kind`, makes the library's plans and allocates memory for micro-batches of the current shape and of
     // the others. Waits for the stream. Throws Error(no_device) if it cannot serve or lacks room; our own is used then.
     void use(AttentionKind kind);

@@ -312,14 +312,13 @@ Json setting_of(const ModelFamily::Setting& setting, const ModelConfig& config) 
     return setting.value;
 }
 
-// Refuses settings that would make it a model of another kind. Older programs wrote the first family's activation for
-// all kinds of MLP.
+// Refuses settings that would make it a model of another kind.
 void check_settings(const Json& json, const std::string& path, const ModelFamily& family, const ModelConfig& config) {
     for (const ModelFamily::Setting& setting : family.settings) {
         const char* const key = setting.key;
         const Json* const value = json.find(key);
         const Json expected = setting_of(setting, config);
-        if (value == nullptr || value->is_null() || *value == expected || *value == setting.value) continue;
+        if (value == nullptr || value->is_null() || *value == expected) continue;
         bad(path, text("\"", key, "\" is ", quoted(*value), ", only ", to_text(expected), " is supported"));
     }
 }

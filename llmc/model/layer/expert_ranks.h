@@ -57,24 +57,26 @@ public:
     // are experts + 1 numbers, from number (first_expert + chunk) on.
     virtual void copy_held_offsets(std::int32_t* /*offsets*/, const void* /*choice*/, cudaStream_t) {}
 
-    struct Rows {
+    struct SentRows {
         void* to;
         const void* from;
         int width;   // elements of a row
         DType type;
     };
     template <class T>
-    static Rows rows(T* to, const T* from, int width) {
+    static SentRows rows(T* to, const T* from, int width) {
         return {to, from, width, dtype_of<T>};
     }
     // Starts sending rows of this rank's tokens to the ranks that hold their experts, all chunks one after another;
     // combine() starts sending a chunk's rows back.
-    void dispatch(std::initializer_list<Rows> rows, const void* choice) {
+    void dispatch(std::initializer_list<SentRows> rows, const void* choice) {
         for (int chunk = 0; chunk < chunks(); chunk++) start(rows, choice, chunk, false);
     }
-    void combine(std::initializer_list<Rows> rows, const void* choice, int chunk) { start(rows, choice, chunk, true); }
+    void combine(std::initializer_list<SentRows> rows, const void* choice, int chunk) {
+        start(rows, choice, chunk, true);
+    }
     // Makes `stream` wait for the exchange of a chunk that was started last, and for all before it.
     virtual void wait(int /*chunk*/, cudaStream_t /*stream*/) {}
 
-    virtual void start(std::span<const Rows> /*rows*/, const void* /*choice*/, int /*chunk*/, bool /*back*/) {}
+    virtual void start(std::span<const SentRows> /*rows*/, const void* /*choice*/, int /*chunk*/, bool /*back*/) {}
 };

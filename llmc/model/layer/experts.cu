@@ -202,7 +202,7 @@ void Experts::dispatch_with_weights(const ExpertsActivations& a, bool again) con
 }
 
 // Starts sending back what a chunk has made.
-void Experts::return_rows(std::initializer_list<ExpertRanks::Rows> rows, const ExpertsActivations& a,
+void Experts::return_rows(std::initializer_list<ExpertRanks::SentRows> rows, const ExpertsActivations& a,
                           const Chunk& chunk) const {
     tools_.expert_ranks.follow(tools_.stream);
     tools_.expert_ranks.combine(rows, a.index, chunk.number);

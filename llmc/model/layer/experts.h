@@ -88,7 +88,7 @@ private:
     void gather_and_count(const floatX* in, int tokens, const ExpertsActivations& a, bool again) const;
     void dispatch(floatX* to, const ExpertsActivations& a) const;
     void dispatch_with_weights(const ExpertsActivations& a, bool again) const;
-    void return_rows(std::initializer_list<ExpertRanks::Rows> rows, const ExpertsActivations& a,
+    void return_rows(std::initializer_list<ExpertRanks::SentRows> rows, const ExpertsActivations& a,
                      const Chunk& chunk) const;
     void combine(floatX* sum, const floatX* made, const floatX* more, const ExpertsActivations& a, int tokens) const;
     void route_backward(const ExpertsActivations& a, float sequence_share) const;

@@ -52,7 +52,7 @@ std::string settle_attention(Stage& model, AttentionKind requested, AttentionKin
     if (model.attention().is_open()) {
         if (const std::string why = take_faster_attention(model, world); !why.empty()) return why;
     }
-    const std::string why_not = model.attention().library_refusal();
+    const std::string why_not = model.attention().refusal(AttentionKind::library);
     return why_not.empty() ? ""
                            : text(name_of(model.attention().kind()),
                                   " attention is used, because the library cannot serve: ", why_not);

@@ -56,7 +56,7 @@ TEST_CASE("attention of a run: a library that this machine lacks is said, and ow
         rank.require(!why_not.empty() && test.model.attention().kind() == AttentionKind::own, "no library: ", why_not);
         TestModel fresh(AttentionKind::auto_, rank.stream);   // a new run
         const std::string why = settle_attention(fresh.model, AttentionKind::auto_, AttentionKind::auto_, rank.world);
-        rank.require(why.find(fresh.model.attention().library_refusal()) != std::string::npos, "auto says why: ", why);
+        rank.require(why.find(fresh.model.attention().refusal(AttentionKind::library)) != std::string::npos, "auto says why: ", why);
     });
 }
 

@@ -74,7 +74,6 @@ std::string use_matmul_choices(const std::string& content, const std::string& wh
 }
 
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul) {
-    if (!files.exists(path)) return text(path, ": missing");
     return use_matmul_choices(read_whole(files, path), path, matmul);
 }
 

@@ -24,7 +24,7 @@ std::string matmul_choices_text(const Matmul& matmul);
 // content.
 std::string use_matmul_choices(const std::string& content, const std::string& where, Matmul& matmul);
 
-// Reads the file and calls use_matmul_choices(). A missing file (a checkpoint of an older version) is no error.
+// Reads the file and calls use_matmul_choices().
 std::string restore_matmul_choices(const FileSystem& files, const std::string& path, Matmul& matmul);
 
 // Merges the contents of all ranks: each problem gets the choice of the lowest rank that has it. Throws Error(usage) if

@@ -88,8 +88,10 @@ std::vector<Ended> run_of_two(const MatmulOptions& how, const std::function<void
             if (mine.in_first_step.empty()) mine.in_first_step = model.matmul().algorithms();
         });
         Metrics metrics(telling, me.rank() == 0 ? options.output_dir : folder / "of_rank_1", 0);
-        Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
-                         nullptr, "", 2, 0.0, training_groups(me.world), &me.world});
+        const TrainingGroups groups = training_groups(me.world);
+        Agreement agreement(me.arena, groups.everyone(), &me.world, signals, me.stream);
+        Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, agreement, nullptr,
+                         nullptr, "", 2, 0.0, groups, &me.world});
         me.require(trainer.run() == RunEnd::finished, "not finished");
         mine.used = model.matmul().algorithms();
         mine.still_tries = model.matmul().tries_algorithms();

@@ -5,10 +5,10 @@
 
 #include "llmc/run/stopping/health.h"
 
-CheckpointKeeper::CheckpointKeeper(const TrainerParts& parts, Agreement& agreement, SharedMatmulChoices& matmul_choices)
+CheckpointKeeper::CheckpointKeeper(const TrainerParts& parts, SharedMatmulChoices& matmul_choices)
     : parts_(parts),
       folder_(parts.options.output_dir),
-      agreement_(agreement),
+      agreement_(parts.agreement),
       matmul_choices_(matmul_choices),
       // every rank that writes a unit gets tensors
       gatherer_(parts.step.stage().storage(), parts.groups.stage,

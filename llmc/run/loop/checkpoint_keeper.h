@@ -21,7 +21,7 @@ inline constexpr const char* kBestFolder = "best";
 
 class CheckpointKeeper {
 public:
-    CheckpointKeeper(const TrainerParts& parts, Agreement& agreement, SharedMatmulChoices& matmul_choices);
+    CheckpointKeeper(const TrainerParts& parts, SharedMatmulChoices& matmul_choices);
 
     // Allocates host memory now, because it takes time, and must not fail after the last step.
     void prepare();

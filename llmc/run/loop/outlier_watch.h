@@ -1,9 +1,9 @@
 // Watches the losses and gradient norms of steps for outliers (--skip-loss-z, --skip-norm-z).
 #pragma once
 
+#include "llmc/run/loop/outlier_detector.h"
 #include "llmc/run/loop/step_batch.h"
 #include "llmc/run/loop/trainer_parts.h"
-#include "llmc/run/stopping/guard.h"
 #include "llmc/run/training_state.h"
 
 class OutlierWatch {

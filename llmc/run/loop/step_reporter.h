@@ -2,11 +2,11 @@
 // progress.
 #pragma once
 
+#include "llmc/run/loop/outlier_detector.h"
 #include "llmc/run/loop/step_batch.h"
 #include "llmc/run/metrics/exposed_waits.h"
 #include "llmc/run/metrics/peak.h"
 #include "llmc/run/metrics/slowest_rank.h"
-#include "llmc/run/stopping/guard.h"
 
 class StepReporter {
 public:

@@ -15,10 +15,10 @@ Trainer::Trainer(const TrainerParts& parts)
                       options_.final_lr_frac, options_.decay_steps},
       batch_(parts_),
       outliers_(parts_, batch_),
-      agreement_(parts.arena, parts.groups.everyone(), parts.world, parts.signals, parts.step.stage().stream()),
+      agreement_(parts.agreement),
       reporter_(parts_),
       matmul_choices_(parts.step.stage().matmul(), agreement_),
-      keeper_(parts_, agreement_, matmul_choices_) {
+      keeper_(parts_, matmul_choices_) {
     if (parts.val_tokens != nullptr && options_.val_every > 0) {
         validation_.emplace(parts.step, *parts.val_tokens, options_.val_max_batches, agreement_);
     }
@@ -300,9 +300,7 @@ bool Trainer::rewind() {
 RunEnd Trainer::end_at_signal() {
     save_checkpoint();
     keeper_.settle();
-    const std::string own = parts_.signals.received();
-    parts_.log.line("%s: stopped after step %d of %d%s%s",
-                    (own.empty() ? agreement_.stop().words() + " received" : own).c_str(), step_, parts_.max_steps,
+    parts_.log.line("%s: stopped after step %d of %d%s%s", agreement_.why_stop().c_str(), step_, parts_.max_steps,
                     next_ < StepPhase::checkpoint && step_ > 0 ? text(", before its ", name_of(next_)).c_str() : "",
                     options_.output_dir.empty() ? "; nothing is saved without --output-dir" : "");
     return RunEnd::signal;

@@ -77,7 +77,7 @@ private:
     StepPhase next_ = StepPhase::validation;   // the first work after the step that is not done
     StepBatch batch_;
     OutlierWatch outliers_;
-    Agreement agreement_;
+    Agreement& agreement_;
     StepReporter reporter_;
     SharedMatmulChoices matmul_choices_;
     CheckpointKeeper keeper_;

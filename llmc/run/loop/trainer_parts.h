@@ -14,7 +14,7 @@
 #include "llmc/run/metrics/metrics.h"
 #include "llmc/run/options/options.h"
 #include "llmc/run/step/step.h"
-#include "llmc/run/stopping/stop_signals.h"
+#include "llmc/run/stopping/agreement.h"
 
 struct TrainerParts {
     const Options& options;
@@ -25,7 +25,7 @@ struct TrainerParts {
     const TokenSet* val_tokens;   // null: no validation
     FileSystem& files;
     Metrics& metrics;
-    const StopSignals& signals;
+    Agreement& agreement;
     Sampler* sampler;                                              // null: no sampling
     const std::vector<std::unique_ptr<Evaluation>>* evaluations;   // null: none
     std::string tokenizer_file;                                    // copied into checkpoints; empty: none

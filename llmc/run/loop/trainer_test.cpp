@@ -320,8 +320,9 @@ TEST_CASE(
     TestRun run;
     run.options.seq_len_schedule = "1:8,3:16", run.options.val_every = 0;
     Metrics metrics(real_files(), "");
-    const TrainerParts parts{run.options,           *run.log, run.arena,   *run.step, run.tokens, nullptr,
-                             real_files(),          metrics,  run.signals, nullptr,   nullptr,    "",
+    Agreement agreement(run.arena, nullptr, nullptr, run.signals, run.stream.get());
+    const TrainerParts parts{run.options,           *run.log, run.arena, *run.step, run.tokens, nullptr,
+                             real_files(),          metrics,  agreement, nullptr,   nullptr,    "",
                              run.options.max_steps, 0.0};
     StepBatch batch(parts);
     const auto micro_batches_read = [&](int step) {

@@ -105,7 +105,8 @@ struct TestRun {
             CHECK(restore_matmul_choices(files, folder + "/" + kMatmulChoicesFile, model.matmul()) == "");
         }
         Metrics metrics(files, options.output_dir, state.step);
-        Trainer trainer({options, *log, arena, *step, tokens, &tokens, files, metrics, signals, nullptr, nullptr, "",
+        Agreement agreement(arena, nullptr, nullptr, signals, stream.get());
+        Trainer trainer({options, *log, arena, *step, tokens, &tokens, files, metrics, agreement, nullptr, nullptr, "",
                          options.max_steps, peak_flops_per_s});
         if (!folder.empty()) trainer.restore(state);
         return trainer.run();

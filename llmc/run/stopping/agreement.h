@@ -33,6 +33,11 @@ public:
     // Requests to stop that all ranks know of, as of the last sum or step.
     bool stop_asked() const { return stop_.any(); }
     const StopVotes& stop() const { return stop_; }
+    // Says what asked to stop: this rank's own request, or the ranks that have one.
+    std::string why_stop() const {
+        const std::string own = signals_.received();
+        return own.empty() ? stop_.words() + " received" : own;
+    }
     StopVotes own_vote() const { return StopVotes::of(world_ ? world_->rank() : rank(), !signals_.received().empty()); }
     void take_votes(const StopVotes& stop) { stop_ = stop; }   // takes the votes of a step
 

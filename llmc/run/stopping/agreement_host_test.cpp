@@ -77,8 +77,9 @@ RunEnd run(const std::string& data, const std::string& output, int zero,
         const TokenSet tokens(real_files(), "--train-data", data, T, vocab);
         const Log log(false);
         Metrics metrics(files, me.rank() == 0 ? output : "", state.step, state.next);
-        Trainer trainer({options, log, me.arena, step, tokens, &tokens, files, metrics, signals, nullptr, &evaluations,
-                         "", options.max_steps, 0.0, groups_of(me), &me.world});
+        Agreement agreement(me.arena, groups_of(me).everyone(), &me.world, signals, me.stream);
+        Trainer trainer({options, log, me.arena, step, tokens, &tokens, files, metrics, agreement, nullptr,
+                         &evaluations, "", options.max_steps, 0.0, groups_of(me), &me.world});
         if (found) trainer.restore(state);
         const RunEnd own = trainer.run();
         if (me.rank() == 0) end = own;
@@ -275,8 +276,9 @@ TEST_CASE("trainer: --check-replicas K ends the run within K steps of a bit that
                 const StopSignals signals;
                 const Log log(false);
                 Metrics metrics(real_files(), me.rank() == 0 ? output : "");
-                Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, signals, nullptr,
-                                 nullptr, "", options.max_steps, 0.0, groups_of(me), &me.world});
+                Agreement agreement(me.arena, groups_of(me).everyone(), &me.world, signals, me.stream);
+                Trainer trainer({options, log, me.arena, step, tokens, nullptr, real_files(), metrics, agreement,
+                                 nullptr, nullptr, "", options.max_steps, 0.0, groups_of(me), &me.world});
                 std::string said = "nothing";
                 try {
                     trainer.run();

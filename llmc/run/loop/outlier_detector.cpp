@@ -1,4 +1,4 @@
-#include "llmc/run/stopping/guard.h"
+#include "llmc/run/loop/outlier_detector.h"
 
 #include <cmath>
 #include <limits>

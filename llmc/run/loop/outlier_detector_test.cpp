@@ -1,10 +1,10 @@
-#include "llmc/run/stopping/guard.h"
+#include "llmc/run/loop/outlier_detector.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 
-TEST_CASE("guard: z-scores begin once the window is full, and match their definition") {
+TEST_CASE("outlier detector: z-scores begin once the window is full, and match their definition") {
     OutlierDetector detector;
     for (int i = 0; i < OutlierDetector::kWindow; i++) CHECK(std::isnan(detector.update(i % 2 == 0 ? 1.0 : 3.0)));
     // 127 of the old values and the new one: mean and deviation of those 128
@@ -17,7 +17,7 @@ TEST_CASE("guard: z-scores begin once the window is full, and match their defini
     CHECK(std::abs(constant.update(0.1)) < 1.0);
 }
 
-TEST_CASE("guard: a value that is not finite leaves the window as it was") {
+TEST_CASE("outlier detector: a value that is not finite leaves the window as it was") {
     OutlierDetector with, without;
     for (int i = 0; i < 200; i++) {
         double value = std::sin(i);
@@ -30,7 +30,7 @@ TEST_CASE("guard: a value that is not finite leaves the window as it was") {
     }
 }
 
-TEST_CASE("guard: a restored detector goes on exactly") {
+TEST_CASE("outlier detector: a restored detector goes on exactly") {
     OutlierDetector whole, first;
     for (int i = 0; i < 150; i++) whole.update(std::sin(i)), first.update(std::sin(i));
     OutlierDetector second;
