@@ -1,6 +1,6 @@
 // Maps the consecutive elements of a local range to elements of a global tensor.
 //
-// A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (a cut by columns), of which a ZeRO
+// A rank holds a contiguous range of a tensor, or equal pieces of each of its rows (row parallel), of which a ZeRO
 // shard may begin and end in the middle of a piece. Values that must not depend on the layout (initial weights,
 // stochastic rounding) are keyed by the global element, computed here: for kernels, and for folders that know no device
 // (llmc/mesh).

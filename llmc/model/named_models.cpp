@@ -59,7 +59,7 @@ struct LlamaSize {
 };
 struct LlamaFamily {
     const char* prefix;
-    ModelConfig like;   // what all its sizes have
+    ModelConfig like;   // fields that all its sizes share
     std::vector<LlamaSize> sizes;
 };
 

@@ -14,7 +14,7 @@ struct BlockRange : OwnedRange {
     int block;
 };
 
-// Cuts ranges where blocks begin. Ranges of blocks are consecutive elements, because they are cut by rows.
+// Cuts ranges where blocks begin. Ranges of blocks are consecutive elements, because a block is whole rows.
 inline std::vector<BlockRange> by_blocks(const TensorSpec& tensor, const std::vector<OwnedRange>& ranges) {
     std::vector<BlockRange> parts;
     for (const OwnedRange& range : ranges) {

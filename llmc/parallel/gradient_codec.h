@@ -1,5 +1,5 @@
-// Sums gradients over ranks in another form than their own. Zero calls one where there is one, in place of its own sums
-// (llmc/parallel/compression/compressed_gradients.h is one).
+// Sums gradients over ranks in another form than their own. Zero calls one where there is one, in place of its own
+// sums.
 #pragma once
 
 #include <cuda_runtime.h>

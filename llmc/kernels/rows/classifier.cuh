@@ -1,7 +1,7 @@
 // Computes softmax cross-entropy of rows of logits, and writes the gradient over the logits: probabilities never exist
 // in memory.
 //
-// A call handles any number of rows, so the classifier can run in chunks. The vocabulary is padded: a row has Vp logits
+// A call handles any number of rows, so the classifier can run in slices. The vocabulary is padded: a row has Vp logits
 // of which the first V count; the padded columns get zero gradient.
 #pragma once
 

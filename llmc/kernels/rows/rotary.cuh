@@ -32,7 +32,7 @@ struct RotaryFrequencies {
     float high = 4;         // one with more turns than this by nothing; low < high
     bool by_pair = false;   // YaRN: in place of `trained`, `low` and `high`
     float first_pair = 0, last_pair = 1;
-    float scale = 1;   // of rotated queries and keys
+    float scale = 1;   // multiplies rotated queries and keys
 };
 
 // Returns YaRN's frequencies, as transformers computes them: pairs between those with `fast` and `slow` turns over

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
 constexpr const char *kSliding = "sliding_attention", *kFull = "full_attention";   // an OLMo 3's objects
-constexpr double kOlmo3Theta = 500000;                                             // where none is said
+constexpr double kOlmo3Theta = 500000;                                             // unless the file says one
 
 // Returns the object and its name, or null where there is none.
 std::pair<const char*, const Json*> find_object(const Json& json, const std::string& path) {
