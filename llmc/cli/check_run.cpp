@@ -188,7 +188,7 @@ std::string RunCheck::check_tokens() {
         std::optional<TokenSet>& tokens = trains ? train_tokens_ : val_tokens_;
         tokens.emplace(real_files(), flag, of_training ? options_.train_data : options_.val_data, options_.seq_len,
                        model_.config.vocab_size, all_bytes);
-        apply_document_mask(*tokens, options_, model_.tokenizer);
+        apply_tokenizer(*tokens, options_, model_.tokenizer);
         words += text(words.empty() ? "" : ", ", tokens->tokens(), " in ", tokens->shards(), " file(s) of ", flag);
     }
     max_steps_ = steps_of_run(options_, *train_tokens_);

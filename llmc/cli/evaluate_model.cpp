@@ -27,7 +27,7 @@ std::optional<TokenSet> find_tokens(const Options& options, const ModelConfig& c
     TokenSet tokens(real_files(), "--val-data", options.val_data, options.seq_len, config.vocab_size);
     std::string tokenizer = find_tokenizer_file("--val-data", options.val_data);
     if (tokenizer.empty()) tokenizer = tokenizer_of_model(real_files(), options.model, "");
-    apply_document_mask(tokens, options, tokenizer.empty() ? std::nullopt : std::optional(Tokenizer::load(tokenizer)));
+    apply_tokenizer(tokens, options, tokenizer.empty() ? std::nullopt : std::optional(Tokenizer::load(tokenizer)));
     return tokens;
 }
 
@@ -49,11 +49,15 @@ bool measure(const Options& options, Step& step, const std::vector<std::unique_p
         Validation validation(step, *tokens, options.val_max_batches, agreement);
         const std::optional<float> loss = validation.loss();
         if (!loss) return false;
-        log.line("val loss %f | perplexity %.3f | %llu sequences of %d tokens", static_cast<double>(*loss),
-                 std::exp(static_cast<double>(*loss)), static_cast<unsigned long long>(validation.sequences()),
-                 options.seq_len);
-        for (const auto& [name, of_source] : validation.by_source()) {
-            log.line("  %s: val loss %f", name.c_str(), static_cast<double>(of_source));
+        log.line("val loss %f | perplexity %.3f%s | %llu sequences of %d tokens", static_cast<double>(*loss),
+                 std::exp(static_cast<double>(*loss)), in_words(validation.bits_per_byte()).c_str(),
+                 static_cast<unsigned long long>(validation.sequences()), options.seq_len);
+        if (!validation.bits_per_byte()) {
+            log.line("bits per byte are not known: there is no tokenizer beside --val-data or the model");
+        }
+        for (const SourceLoss& source : validation.by_source()) {
+            log.line("  %s: val loss %f%s", source.name.c_str(), static_cast<double>(source.loss),
+                     in_words(source.bits_per_byte).c_str());
         }
     }
     for (const std::unique_ptr<Evaluation>& evaluation : evaluations) {

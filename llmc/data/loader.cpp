@@ -98,6 +98,17 @@ std::int64_t TokenSet::count_targets(std::uint64_t index) const {
     return T_ - std::ranges::count(targets, -1);
 }
 
+std::int64_t TokenSet::count_text_bytes(std::uint64_t index) const {
+    if (!knows_text_bytes()) return 0;
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(T_)), targets(inputs.size());
+    read_window(index, inputs, targets);
+    std::int64_t bytes = 0;
+    for (const std::int32_t id : targets) {
+        if (id >= 0 && std::cmp_less(id, text_bytes_.size())) bytes += text_bytes_[static_cast<std::size_t>(id)];
+    }
+    return bytes;
+}
+
 Loader::Loader(const TokenSet& tokens, std::uint64_t seed, std::vector<MixturePhase> phases, bool one_batch)
     : tokens_(&tokens), seed_(seed), one_batch_(one_batch) {
     state_.T = tokens.T();

@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/data/mixture.h"
@@ -48,6 +49,9 @@ public:
 
     void tell_documents_apart(const DocumentRule& rule) { documents_ = rule; }
     const DocumentRule& documents() const { return documents_; }
+    // `bytes`: bytes of text that each id stands for; ids beyond them stand for none.
+    void tell_text_bytes(std::vector<std::uint32_t> bytes) { text_bytes_ = std::move(bytes); }
+    bool knows_text_bytes() const { return !text_bytes_.empty(); }
 
     // The one source without a name, or those of a mixture: their windows follow one another.
     struct Source {
@@ -77,6 +81,8 @@ public:
                      std::span<std::int32_t> starts) const;
     // Returns how many positions of a window have a loss.
     std::int64_t count_targets(std::uint64_t index) const;
+    // Returns the bytes of text that the window's targets stand for; 0: not known.
+    std::int64_t count_text_bytes(std::uint64_t index) const;
 
 private:
     std::vector<Source> sources_;
@@ -85,6 +91,7 @@ private:
     std::vector<std::uint64_t> first_window_;   // first window of each shard; one more entry holds the sum
     std::int64_t T_, vocab_size_;
     std::uint64_t tokens_ = 0;
+    std::vector<std::uint32_t> text_bytes_;   // by id
 };
 
 // Position of a loader: the next sample. A checkpoint needs to save no more.

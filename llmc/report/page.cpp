@@ -72,6 +72,10 @@ std::vector<Figure> figures_of(const std::vector<ReportedRun>& runs) {
     std::vector<Figure> figures{figure_of_losses(runs)};
     Figure sources{
         .key = "val_loss_of", .title = "validation loss by source", .logarithmic = true, .quantity = {false, true}};
+    Figure bits{.key = "val_bits_per_byte",
+                .title = "validation: bits per byte of text",
+                .logarithmic = true,
+                .quantity = {false, true}};
     Figure scores{.key = "scores", .title = "evaluations: share of right answers", .quantity = {true, false}};
     Figure sums{.key = "scores_by_sum",
                 .title = "evaluations: share of right answers by the sum of losses",
@@ -96,9 +100,10 @@ std::vector<Figure> figures_of(const std::vector<ReportedRun>& runs) {
             if (std::ranges::find(kScores, key) != std::end(kScores)) add(scores, key);
             if (key.ends_with("_sum")) add(sums, key.substr(0, key.size() - 4));
             if (key == perplexity.key) add(perplexity, "");
+            if (key == bits.key) add(bits, "");
         }
     }
-    for (Figure& figure : {std::ref(sources), std::ref(scores), std::ref(sums), std::ref(perplexity)}) {
+    for (Figure& figure : {std::ref(sources), std::ref(bits), std::ref(scores), std::ref(sums), std::ref(perplexity)}) {
         if (!figure.curves.empty()) figures.push_back(figure);
     }
     for (const Quantity& what : kQuantities) {

@@ -319,11 +319,16 @@ RunInputs find_inputs(Options& options, World& world, const StopSignals& signals
     auto open_tokens = [&](const char* flag, const std::string& pattern) {
         signals.leave_if_received();   // reads every id, which can take a while
         TokenSet tokens(real_files(), flag, pattern, options.seq_len, model.config.vocab_size);
-        apply_document_mask(tokens, options, model.tokenizer);
+        apply_tokenizer(tokens, options, model.tokenizer);
         return tokens;
     };
     std::optional<TokenSet> val_tokens;
-    if (options.val_every > 0) val_tokens.emplace(open_tokens("--val-data", options.val_data));
+    if (options.val_every > 0) {
+        val_tokens.emplace(open_tokens("--val-data", options.val_data));
+        if (!val_tokens->knows_text_bytes()) {
+            log.line("validation without bits per byte: there is no tokenizer beside the data or the model");
+        }
+    }
     TokenSet train_tokens = options.overfit_single_batch ? open_tokens("--val-data", options.val_data)
                                                          : open_tokens("--train-data", options.train_data);
     const int max_steps = steps_of_run(options, train_tokens);
@@ -354,7 +359,8 @@ int steps_of_run(const Options& options, const TokenSet& train_tokens) {
     return static_cast<int>(std::min<std::uint64_t>(steps, INT32_MAX));
 }
 
-void apply_document_mask(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer) {
+void apply_tokenizer(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer) {
+    if (tokenizer) tokens.tell_text_bytes(tokenizer->text_bytes());
     if (!options.document_mask) return;
     refuse_if(
         !tokenizer, "--document-mask 1: there is no tokenizer beside the token files or the model",

@@ -81,8 +81,9 @@ std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>
 // than --warmup.
 int steps_of_run(const Options& options, const TokenSet& train_tokens);
 
-// Applies --document-mask to the tokens. `tokenizer`: the one that made them, if known.
-void apply_document_mask(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer);
+// Tells the tokens the bytes of their ids and, with --document-mask, where documents begin. `tokenizer`: the one that
+// made them, if known.
+void apply_tokenizer(TokenSet& tokens, const Options& options, const std::optional<Tokenizer>& tokenizer);
 
 // Reads the phases of the mixture from --data-schedule.
 std::vector<MixturePhase> phases_of(const Options& options, const TokenSet& tokens);

@@ -207,6 +207,15 @@ std::uint64_t Tokenizer::hash_of_rules() const {
     return hash.digest();
 }
 
+std::vector<std::uint32_t> Tokenizer::text_bytes() const {
+    std::vector<std::uint32_t> bytes;
+    for (std::uint32_t id = 0; id < vocab_size(); id++) {
+        const bool is_special = id == end_of_text() || (id < data().is_special.size() && data().is_special[id] == 1);
+        bytes.push_back(is_special ? 0 : static_cast<std::uint32_t>(data().tokens[id].size()));
+    }
+    return bytes;
+}
+
 void Tokenizer::decode_one(std::uint32_t id, std::string& out) const {
     if (!data().has(id)) {
         throw Error(ErrorKind::bad_data,

@@ -110,6 +110,9 @@ public:
     // Returns the xxh3 of all else by which text becomes ids: added tokens, splitting and merges.
     std::uint64_t hash_of_rules() const;
 
+    // Returns the bytes of text that each id stands for: none of special tokens and of the one between documents.
+    std::vector<std::uint32_t> text_bytes() const;
+
     // Appends the bytes of one id. An id outside the vocabulary (a padded row, for instance) throws bad_data.
     void decode_one(std::uint32_t id, std::string& out) const;
     template <class Id>

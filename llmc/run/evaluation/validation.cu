@@ -1,7 +1,9 @@
 #include "llmc/run/evaluation/validation.h"
 
 #include <algorithm>
+#include <numbers>
 
+#include "llmc/base/log.h"
 #include "llmc/kernels/rows/classifier.cuh"
 
 namespace {
@@ -9,7 +11,16 @@ namespace {
 // Rare enough that the device need not wait for the host, frequent enough to notice a request to stop soon.
 constexpr int kMicroBatchesPerSum = 8;
 
+// Returns the bits per byte of so many nats; nothing where no byte is known.
+std::optional<double> bits_per_byte_of(double nats, double bytes) {
+    return bytes > 0 ? std::optional(nats / std::numbers::ln2 / bytes) : std::nullopt;
+}
+
 }   // namespace
+
+std::string in_words(std::optional<double> bits_per_byte) {
+    return bits_per_byte ? formatted(" | %.5f bits per byte", *bits_per_byte) : "";
+}
 
 Validation::Validation(Step& step, const TokenSet& tokens, int max_sequences, Agreement& agreement)
     : step_(step), tokens_(tokens), agreement_(agreement) {
@@ -44,34 +55,36 @@ void Validation::read(std::uint64_t first, std::uint64_t end, const MicroBatch& 
     }
 }
 
-// Counts the targets of each part; each rank counts some of the windows. Collective.
+// Counts the targets of each part and their bytes; each rank counts some of the windows. Collective.
 void Validation::count_targets() {
     const auto ranks = static_cast<std::uint64_t>(agreement_.ranks());
     for (Part& part : parts_) {
         if (part.targets > 0) continue;
-        if (tokens_.documents().boundary_loss) {
-            part.targets = static_cast<double>((part.end - part.begin) * static_cast<std::uint64_t>(tokens_.T()));
-            continue;
-        }
-        std::int64_t local = 0;
+        std::int64_t targets = 0, bytes = 0;
         for (std::uint64_t i = part.begin + static_cast<std::uint64_t>(agreement_.rank()); i < part.end; i += ranks) {
-            local += tokens_.count_targets(i);
+            targets += tokens_.count_targets(i);
+            bytes += tokens_.count_text_bytes(i);
         }
-        part.targets = std::max(agreement_.sum(static_cast<double>(local)), 1.0);
+        part.targets = std::max(agreement_.sum(static_cast<double>(targets)), 1.0);
+        part.bytes = agreement_.sum(static_cast<double>(bytes));
     }
 }
 
 std::optional<float> Validation::loss() {
     by_source_.clear();
+    bits_per_byte_.reset();
     count_targets();
-    double loss = 0, targets = 0;
-    for (const Part& part : parts_) targets += part.targets;
+    double loss = 0, targets = 0, bytes = 0;
+    for (const Part& part : parts_) targets += part.targets, bytes += part.bytes;
     for (std::size_t i = 0; i < parts_.size(); i++) {
         const std::optional<double> of_part = loss_of(parts_[i]);
         if (!of_part || (agreement_.stop_asked() && i + 1 < parts_.size())) return std::nullopt;
         loss += parts_[i].targets / targets * *of_part;
-        if (tokens_.is_mixture()) by_source_.push_back({tokens_.sources()[i].data.name, static_cast<float>(*of_part)});
+        if (!tokens_.is_mixture()) continue;
+        by_source_.push_back({tokens_.sources()[i].data.name, static_cast<float>(*of_part),
+                              bits_per_byte_of(*of_part * parts_[i].targets, parts_[i].bytes)});
     }
+    bits_per_byte_ = bits_per_byte_of(loss * targets, bytes);
     return static_cast<float>(loss);
 }
 

@@ -1,18 +1,28 @@
 // Computes the loss on held-out data: the mean over the first sequences, the same ones for any micro-batch and number
 // of ranks. For a mixture, over the first ones of each source.
+//
+// Bits per byte compare models of different vocabularies: the sum of losses, in bits, over the bytes of the text that
+// these tokens stand for. Special tokens stand for no text, but their losses count.
 #pragma once
 
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "llmc/data/loader.h"
 #include "llmc/run/step/step.h"
 #include "llmc/run/stopping/agreement.h"
 
-using SourceLosses = std::vector<std::pair<std::string, float>>;   // by the source's name
+// Loss of a source of a mixture.
+struct SourceLoss {
+    std::string name;
+    float loss;
+    std::optional<double> bits_per_byte;
+};
+
+// Returns " | x bits per byte", or nothing where that is not known.
+std::string in_words(std::optional<double> bits_per_byte);
 
 class Validation {
 public:
@@ -22,15 +32,17 @@ public:
     // Returns the mean loss, or nothing if a request to stop came before the end; that is at the same micro-batch on
     // all ranks. Collective.
     std::optional<float> loss();
-    // Mean loss of each source of a mixture, by the last loss().
-    const SourceLosses& by_source() const { return by_source_; }
+    // By the last loss(): of all data, unless the bytes of their tokens are not known; and of each source of a mixture.
+    std::optional<double> bits_per_byte() const { return bits_per_byte_; }
+    const std::vector<SourceLoss>& by_source() const { return by_source_; }
     std::uint64_t sequences() const;
 
 private:
-    // Windows [begin, end) of one source, and how many of their positions have a loss.
+    // Windows [begin, end) of one source, how many of their positions have a loss, and the bytes these stand for.
     struct Part {
         std::uint64_t begin, end;
         double targets = 0;   // 0: not counted yet
+        double bytes = 0;     // 0: not known
     };
     void count_targets();
     std::optional<double> loss_of(const Part& part);
@@ -40,6 +52,7 @@ private:
     Step& step_;
     const TokenSet& tokens_;
     std::vector<Part> parts_;   // one per source
-    SourceLosses by_source_;
+    std::vector<SourceLoss> by_source_;
+    std::optional<double> bits_per_byte_;
     Agreement& agreement_;
 };

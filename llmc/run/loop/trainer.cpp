@@ -149,12 +149,15 @@ bool Trainer::has_turn(StepPhase work, bool is_due) {
 bool Trainer::validate() {
     const std::optional<float> loss = validation_->loss();
     if (!loss) return false;
-    parts_.metrics.validation(step_, *loss, validation_->by_source());
-    std::string by_source;
-    for (const auto& [name, of_source] : validation_->by_source()) {
-        by_source += formatted(" | %s %f", name.c_str(), static_cast<double>(of_source));
+    ValidationRecord record{.loss = *loss, .bits_per_byte = validation_->bits_per_byte()};
+    std::string words = in_words(record.bits_per_byte);
+    for (const SourceLoss& source : validation_->by_source()) {
+        record.loss_of.emplace_back(source.name, source.loss);
+        if (source.bits_per_byte) record.bits_per_byte_of.emplace_back(source.name, *source.bits_per_byte);
+        words += formatted(" | %s %f", source.name.c_str(), static_cast<double>(source.loss));
     }
-    parts_.log.line("val loss %f%s", static_cast<double>(*loss), by_source.c_str());
+    parts_.metrics.validation(step_, record);
+    parts_.log.line("val loss %f%s", static_cast<double>(*loss), words.c_str());
     if (step_ > 0 && std::isfinite(*loss) && (!best_val_loss_ || *loss < *best_val_loss_)) {
         best_val_loss_ = *loss;
         if (options_.keep_best) keeper_.save_best(state_now(phase_after(StepPhase::validation)));

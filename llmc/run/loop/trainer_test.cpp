@@ -347,3 +347,35 @@ TEST_CASE(
     CHECK(micro_batches_read(2) == all);
     CHECK(micro_batches_read(3) == rest);
 }
+
+TEST_CASE("validation: bits per byte of one text under three vocabularies, and where bytes are not known") {
+    TestRun run;
+    Agreement agreement(run.arena, nullptr, nullptr, run.signals, run.stream.get());
+    struct {
+        const char* what;
+        std::vector<std::uint32_t> ids, bytes;   // of "banana ", again and again; bytes of each id
+        double text;                             // bytes of the targets of two sequences: tokens 1 to 32
+    } const ways[] = {
+        {"a token a byte", {0, 1, 2, 1, 2, 1, 3}, {1, 1, 1, 1}, 32},
+        {"ban, ana and a space", {0, 1, 2}, {3, 3, 1}, 10 * 3 + 11 * 3 + 11 * 1},
+        {"the word with its space", {0}, {7}, 32 * 7},
+        {"a special token behind each word", {0, 1}, {7, 0}, 16 * 7},
+        {"ids beyond the tokenizer's", {5}, {7}, 0},
+        {"no tokenizer", {0}, {}, 0},
+    };
+    for (const auto& way : ways) {
+        INFO(way.what);
+        std::vector<std::uint32_t> ids;
+        while (ids.size() < 100) ids.insert(ids.end(), way.ids.begin(), way.ids.end());
+        const std::string file = run.data / "banana.bin";
+        write_token_file(real_files(), file, TokenFormat::gpt2, ids);
+        TokenSet tokens(real_files(), "--val-data", file, run.options.seq_len, kVocab);
+        tokens.tell_text_bytes(way.bytes);
+        Validation validation(*run.step, tokens, 2, agreement);
+        const std::optional<float> loss = validation.loss();
+        REQUIRE(loss);
+        const std::optional<double> bits = validation.bits_per_byte();
+        REQUIRE(bits.has_value() == (way.text > 0));
+        if (bits) CHECK(*bits == doctest::Approx(static_cast<double>(*loss) * 32 / std::log(2.0) / way.text));
+    }
+}

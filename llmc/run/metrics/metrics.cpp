@@ -47,6 +47,7 @@ std::string filter_lines(FileSystem& files, const std::string& path,
                : text(path, ": dropped ", wrong, " line(s) that no step of a run writes, the first: ", first_wrong);
 }
 
+constexpr const char* bits_per_byte_key = "val_bits_per_byte";
 constexpr const char *by_sum = "_sum", *of_perplexity = "_perplexity";   // behind the name of an evaluation
 
 bool is_evaluation(const std::string& key) {
@@ -70,7 +71,7 @@ struct KeptUpTo {
     bool holds(int of_step) const { return of_step <= step; }
     bool holds(int of_step, StepPhase work) const { return of_step < step || (of_step == step && work < next); }
     bool holds(int of_step, const std::string& key) const {
-        if (key == "val_loss") return holds(of_step, StepPhase::validation);
+        if (key == "val_loss" || key == bits_per_byte_key) return holds(of_step, StepPhase::validation);
         return is_evaluation(key) ? holds(of_step, StepPhase::evaluation) : holds(of_step);
     }
 };
@@ -142,10 +143,15 @@ std::string to_json(const StepRecord& r) {
         static_cast<unsigned long long>(r.memory_bytes));
 }
 
-std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
-    const std::string of_each = json_of_each("val_loss_of", by_source);
-    return formatted("{\"step\":%d,\"val_loss\":%s%s%s}", step, json_number(loss).c_str(), of_each.empty() ? "" : ",",
-                     of_each.c_str());
+std::string validation_json(int step, const ValidationRecord& r) {
+    std::string members = text("\"step\":", step, ",\"val_loss\":", json_number(r.loss));
+    auto add = [&](const std::string& member) {
+        if (!member.empty()) members += "," + member;
+    };
+    add(json_of_each("val_loss_of", r.loss_of));
+    if (r.bits_per_byte) add(text("\"", bits_per_byte_key, "\":", json_number(*r.bits_per_byte)));
+    add(json_of_each("val_bits_per_byte_of", r.bits_per_byte_of));
+    return "{" + members + "}";
 }
 
 Metrics::Metrics(FileSystem& files, const std::string& folder, int last_step, StepPhase next, bool tensorboard)
@@ -229,10 +235,13 @@ void Metrics::step(const StepRecord& r) {
     events_->add(r.step, values);
 }
 
-void Metrics::validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source) {
-    write_metrics(validation_json(step, loss, by_source));
-    write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, loss));
-    if (events_) events_->add(step, {{"val_loss", loss}});
+void Metrics::validation(int step, const ValidationRecord& record) {
+    write_metrics(validation_json(step, record));
+    write_line(main_log_.get(), formatted("s:%d tel:%.4f", step, record.loss));
+    if (!events_) return;
+    std::vector<EventFile::Value> values{{"val_loss", record.loss}};
+    if (record.bits_per_byte) values.push_back({bits_per_byte_key, *record.bits_per_byte});
+    events_->add(step, values);
 }
 
 void Metrics::evaluation(int step, const EvaluationRecord& record) {

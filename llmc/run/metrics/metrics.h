@@ -13,7 +13,8 @@
 //       also "expert_dropped":x, the share of assignments that experts did not take; with --ep also
 //       "expert_fullest_rank":x,"expert_fullest_rank_layer":n,"expert_fullest_rank_of":{"0":x,...}: rows of the rank
 //       whose experts got most, relative to the mean of ranks, in the worst layer, which that is, and in each layer
-//   {"step":N,"val_loss":x}       followed by "val_loss_of":{"NAME":x,...} for a mixture of data
+//   {"step":N,"val_loss":x}       followed by "val_loss_of":{"NAME":x,...} for a mixture of data; then, where the bytes
+//                                 of tokens are known, "val_bits_per_byte":x and "val_bits_per_byte_of":{"NAME":x,...}
 //   {"step":N,"hellaswag":x,"hellaswag_sum":y}
 //                                 shares of questions answered right, if evaluated: by loss relative to length, and by
 //                                 the sum (llmc/run/evaluation/evaluate.h); also of the other question_sources, but
@@ -74,6 +75,14 @@ struct EvaluationRecord {
     std::optional<double> perplexity = {};        // LAMBADA only
 };
 
+struct ValidationRecord {
+    float loss;
+    std::optional<double> bits_per_byte = {};
+    // One for each source of a mixture, by its name.
+    std::vector<std::pair<std::string, float>> loss_of = {};
+    std::vector<std::pair<std::string, double>> bits_per_byte_of = {};
+};
+
 // A return of the run to an earlier checkpoint.
 struct RewindRecord {
     int step, from;          // back to the state after `step`, from the state after `from`
@@ -90,7 +99,7 @@ public:
             bool tensorboard = false);
 
     void step(const StepRecord& record);
-    void validation(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
+    void validation(int step, const ValidationRecord& record);
     void evaluation(int step, const EvaluationRecord& record);
     // Drops lines as a resumed run does, but keeps earlier rewinds to the same step.
     void rewind(const RewindRecord& record, StepPhase next);
@@ -128,4 +137,4 @@ private:
 };
 
 std::string to_json(const StepRecord& record);
-std::string validation_json(int step, float loss, const std::vector<std::pair<std::string, float>>& by_source = {});
+std::string validation_json(int step, const ValidationRecord& record);

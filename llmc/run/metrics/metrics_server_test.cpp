@@ -63,7 +63,7 @@ TEST_CASE("metrics server: the newest value of each field of metrics.jsonl's lin
     StepRecord record{7, 1.0f / 3.0f, 2.5f, 3e-4f, 1234.5678901234, {}, 12.5, 1ull << 40};
     record.exposed_ms = {{"cp ring", 1.5}, {"dp", 0.25}};
     metrics.step(record);
-    metrics.validation(7, 3.5f, {{"a \"b\" \\c\nd", 0.5f}});
+    metrics.validation(7, {3.5f, {}, {{"a \"b\" \\c\nd", 0.5f}}});
     metrics.evaluation(7, {"lambada", 0.25, {}, 40.5});
     std::string page = page_of(port);
     for (const char* line : {"# HELP train_gpt_loss loss, of metrics.jsonl", "# TYPE train_gpt_loss gauge",

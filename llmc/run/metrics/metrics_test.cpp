@@ -41,7 +41,10 @@ TEST_CASE("metrics: lines are JSON with the agreed keys, and null where a value 
     CHECK(to_json(of_experts)
               .ends_with("\"router_z_loss\":0.002,\"expert_fullest_rank\":1.75,\"expert_fullest_rank_layer\":1,"
                          "\"expert_fullest_rank_of\":{\"0\":1.25,\"1\":1.75,\"2\":1},\"memory_bytes\":1099511627776}"));
-    CHECK(validation_json(20, 1.5f) == "{\"step\":20,\"val_loss\":1.5}");
+    CHECK(validation_json(20, {1.5f}) == "{\"step\":20,\"val_loss\":1.5}");
+    CHECK(validation_json(20, {1.5f, 0.5, {{"a", 2}}, {{"a", 0.75}}}) ==
+          "{\"step\":20,\"val_loss\":1.5,\"val_loss_of\":{\"a\":2},\"val_bits_per_byte\":0.5,"
+          "\"val_bits_per_byte_of\":{\"a\":0.75}}");
 
     StepRecord broken = record(1);
     broken.loss = NAN;
@@ -69,10 +72,10 @@ TEST_CASE("metrics: a fresh run starts empty, a resumed one drops later and torn
     const std::string out = folder / "runs/a";
     auto write_steps = [&](int after, int last) {
         Metrics metrics(real_files(), out, after);
-        if (after == 0) metrics.validation(0, 5.0f);
+        if (after == 0) metrics.validation(0, {5.0f});
         for (int step = after + 1; step <= last; step++) {
             metrics.step(record(step));
-            if (step % 5 == 0) metrics.validation(step, 4.0f);
+            if (step % 5 == 0) metrics.validation(step, {4.0f});
         }
     };
     auto content = [&](const char* name) { return read_whole(real_files(), out + "/" + name); };

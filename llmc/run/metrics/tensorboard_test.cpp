@@ -114,7 +114,7 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
     auto write_steps = [&](int after, StepPhase next, int last) {
         Metrics metrics(real_files(), out, after, next, true);
         const auto measure = [&](int step) {
-            metrics.validation(step, 4.0f);
+            metrics.validation(step, {4.0f, 1.25});
             metrics.evaluation(step, {"arc_challenge", 0.5, 0.25});
             metrics.evaluation(step, {"lambada", 0.125, {}, 90.0});
         };
@@ -134,7 +134,7 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
             REQUIRE_MESSAGE(read.curves.count(tag) == 1, tag);
             CHECK_MESSAGE(read.curves.at(tag).size() == static_cast<std::size_t>(last), tag);
         }
-        CHECK(read.curves.size() == 9 + 4);
+        CHECK(read.curves.size() == 10 + 4);
         for (const auto& [tag, value] : {std::pair("arc_challenge", 0.5f), std::pair("arc_challenge_sum", 0.25f),
                                          std::pair("lambada", 0.125f), std::pair("lambada_perplexity", 90.0f)}) {
             const std::string name(tag);
@@ -143,7 +143,9 @@ TEST_CASE("tensorboard: an event file has what metrics.jsonl has; a resumed run 
             CHECK(read.curves.at(tag).at(5) == value);
         }
         for (const auto& [step, loss] : read.curves.at("loss")) CHECK(loss == 1.0f / static_cast<float>(step));
-        CHECK(read.curves.at("val_loss").size() == static_cast<std::size_t>(last / 5));
+        for (const char* tag : {"val_loss", "val_bits_per_byte"}) {
+            CHECK(read.curves.at(tag).size() == static_cast<std::size_t>(last / 5));
+        }
         CHECK(read.curves.at("memory_bytes").at(1) == static_cast<float>(1ull << 40));
         for (const double time : read.times) CHECK(time > 1.7e9);
         return read;
