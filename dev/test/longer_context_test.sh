@@ -24,7 +24,7 @@ same_weights() {   # CHECKPOINT CHECKPOINT
     local file
     for file in "$work/$1"/{model,optimizer}-*.safetensors; do cmp "$file" "$work/$2/${file##*/}" || return 1; done
 }
-last_loss() { sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/$1.log" | tail -n 1; }
+last_loss() { sed -nE 's/^val loss ([0-9.]+)( .*)?$/\1/p' "$work/$1.log" | tail -n 1; }
 
 train short "${llama[@]}" --seq-len 256 --max-steps 4
 says short/step_00000004 '"max_position_embeddings":256' '!rope_scaling' '!rope_parameters'

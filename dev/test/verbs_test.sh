@@ -91,7 +91,7 @@ expect 0 "step_00000200" --train-data "$work/data/*train*.bin" --model "$work/ru
 # ---- evaluate: what training said last
 val=(--val-data "$work/data/*val*.bin")
 loss() { run evaluate --model "$1" "${val[@]}" "${@:2}" | sed -nE 's/^val loss ([0-9.]+) .*/\1/p'; }
-expected=$(sed -nE 's/^val loss ([0-9.]+)$/\1/p' "$work/log" | tail -n 1)
+expected=$(sed -nE 's/^val loss ([0-9.]+)( .*)?$/\1/p' "$work/log" | tail -n 1)
 same "the loss of a run's folder" "$expected" "$(loss "$work/run" -b 4)"
 expect 0 "sequences of 64 tokens" evaluate --model "$last" "${val[@]}"
 same "the loss on --data" "$expected" "$(run evaluate --model "$work/run" --data "$work/data" -b 4 | sed -nE 's/^val loss ([0-9.]+) .*/\1/p')"
