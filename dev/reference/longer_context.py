@@ -46,6 +46,9 @@ SCALINGS = {   # options, and what transformers must read of them; rope_theta is
          "--rope-original-len", "200", "--rope-theta", "500000"],
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 6.5,
          "original_max_position_embeddings": 200, "rope_theta": 500000.0}),
+    "yarn": (["--rope-scaling", "yarn", "--rope-factor", "4"],
+             {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+              "original_max_position_embeddings": BEFORE}),
 }
 
 

@@ -61,7 +61,8 @@ continues none -- '!rope_scaling'
 continues theta --rope-theta 80000 -- '"rope_theta":80000' '!rope_scaling'
 continues linear --rope-scaling linear --rope-factor 4 -- '"rope_scaling":{"rope_type":"linear","factor":4.0}'
 continues llama3 --rope-scaling llama3 --rope-factor 4 -- '"rope_scaling":{"rope_type":"llama3","factor":4.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":256}'
-[ "$(for name in none theta linear llama3; do cat "$work/$name"/step_00000004/model-*.safetensors | sha256sum; done | sort -u | wc -l)" -eq 4 ]
+continues yarn --rope-scaling yarn --rope-factor 4 -- '"rope_scaling":{"rope_type":"yarn","factor":4.0,"beta_fast":32.0,"beta_slow":1.0,"original_max_position_embeddings":256}'
+[ "$(for name in none theta linear llama3 yarn; do cat "$work/$name"/step_00000004/model-*.safetensors | sha256sum; done | sort -u | wc -l)" -eq 5 ]
 verdict $? "each scaling trains other weights"
 
 # a scaled model keeps what it has, takes another value of it, or begins another scaling with its defaults
@@ -117,7 +118,7 @@ expect 64 "--rope-scaling without a --rope-factor above 1" "${train_refused[@]}"
 expect 64 "--rope-factor 4 without --rope-scaling" "${train_refused[@]}" --model "$work/short" --rope-factor 4
 expect 64 "without --rope-scaling llama3" "${train_refused[@]}" --model "$work/short" --rope-scaling linear --rope-factor 4 --rope-original-len 256
 expect 64 "--rope-low-freq-factor 4 --rope-high-freq-factor 4" "${train_refused[@]}" --model "$work/short" --rope-scaling llama3 --rope-factor 4 --rope-low-freq-factor 4
-expect 64 "--rope-scaling yarn: expected one of none|linear|llama3" "${train_refused[@]}" --model "$work/short" --rope-scaling yarn
+expect 64 "--rope-scaling dynamic: expected one of none|linear|llama3|yarn" "${train_refused[@]}" --model "$work/short" --rope-scaling dynamic
 expect 64 "a training that continues this model with a longer one" "$train_gpt" evaluate --model "$work/short" --val-data "$work/data/*val*.bin" --seq-len 512
 check "a refused run leaves nothing" [ ! -e "$work/refused/options.json" ]
 
