@@ -3,6 +3,7 @@
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER [--prompt TEXT ...] [--tokens 64]
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --losses [--make]
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --families
+    python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --fp8
     python3 dev/reference/transformers_compare.py TRAIN_GPT FOLDER --speed [--tokens 128] [--threads 2]
 
 Needs torch and transformers. Without them it says so and ends with 69.
@@ -13,7 +14,8 @@ Also checked: where one side stops at the end-of-text token, so does the other, 
 --make transformers first writes a random model to FOLDER, in fp32, bf16 and fp16. --families: for random models of every
 other family that the program knows, losses as above, every gradient of a first step, the losses of 20 steps of AdamW (with a z-loss), and
 that what is imported and exported again has the same tensors to the bit and the same config.json; for mixtures also the losses of
-a folder that has all experts of a layer in one tensor. --speed times both in turns on as many threads, median of three.
+a folder that has all experts of a layer in one tensor. --fp8: the same of models without experts, with the operands of layers'
+products rounded to torch's e4m3, beside `--matmul-dtype fp8-emulated`. --speed times both in turns on as many threads, median of three.
 """
 
 import argparse
@@ -36,6 +38,42 @@ try:
 except ImportError as problem:
     print(f"SKIPPED: {problem}")
     sys.exit(69)
+
+
+def as_fp8(x, tall):
+    """x (rows, cols) rounded to e4m3, with a power of two as the scale of each tall x 128 elements."""
+    rows, cols = x.shape
+    padded = torch.nn.functional.pad(x, (0, -cols % 128, 0, -rows % tall))
+    blocks = padded.unflatten(0, (-1, tall)).unflatten(2, (-1, 128))
+    mantissa, exponent = torch.frexp(blocks.abs().amax(dim=(1, 3), keepdim=True))   # 448 is 0.875 * 2^9
+    scale = torch.ldexp(torch.ones_like(mantissa), torch.where(mantissa <= 0.875, exponent - 9, exponent - 8).clamp(-100, 100))
+    rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    return rounded.flatten(2, 3).flatten(0, 1)[:rows, :cols]
+
+
+class Fp8Product(torch.autograd.Function):
+    """x W^T in fp8, with gradients of x in fp8 and of W as they are."""
+
+    @staticmethod
+    def forward(context, x, weight):
+        context.save_for_backward(x, weight)
+        return as_fp8(x, 1) @ as_fp8(weight, 128).T
+
+    @staticmethod
+    def backward(context, dout):
+        x, weight = context.saved_tensors
+        return as_fp8(dout, 1) @ as_fp8(weight, 128), dout.T @ x
+
+
+def multiply_in_fp8(model):
+    """The layers' products; the classifier's stay."""
+    for layer in model.model.layers:
+        for module in layer.modules():
+            if isinstance(module, torch.nn.Linear):
+                def forward(x, module=module):
+                    out = Fp8Product.apply(x.flatten(0, -2), module.weight).unflatten(0, x.shape[:-1])
+                    return out if module.bias is None else out + module.bias
+                module.forward = forward
 
 
 def own_text(args, prompt, tokens, *more):
@@ -76,12 +114,12 @@ def write_shard(folder, tokens):
     return shard
 
 
-def own_loss(args, tokens):
+def own_loss(args, tokens, more=()):
     """Of `train_gpt evaluate` on one sequence."""
     with tempfile.TemporaryDirectory() as folder:
         shard = write_shard(folder, tokens)
         command = [args.train_gpt, "evaluate", "--model", args.folder, "--val-data", shard,
-                   "--seq-len", str(len(tokens) - 1), "--micro-batch", "1"]
+                   "--seq-len", str(len(tokens) - 1), "--micro-batch", "1", *more]
         done = subprocess.run(command, capture_output=True, text=True)
     found = re.search(r"val loss ([0-9.]+)", done.stdout)
     if done.returncode != 0 or not found:
@@ -96,7 +134,7 @@ def compare_losses(args, model):
         tokens = torch.randint(model.config.vocab_size, (1, length + 1))
         logits = model(tokens[:, :-1]).logits[0].double()
         expected = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
-        found = own_loss(args, tokens[0].tolist())
+        found = own_loss(args, tokens[0].tolist(), args.numerics)
         worst = max(worst, abs(found - expected))
         print(f"{length:5d} tokens: transformers {expected:.6f}, train_gpt {found:.6f}")
     print(f"largest difference {worst:.1e}, allowed {args.within:.0e}")
@@ -175,6 +213,16 @@ def random_families():
     }
 
 
+def fp8_families():
+    """Models of which every matrix begins at a block: ours has queries, keys and values, and gates and ups, in one."""
+    common = dict(vocab_size=311, max_position_embeddings=64, hidden_size=256, num_hidden_layers=3, num_attention_heads=4,
+                  num_key_value_heads=2, intermediate_size=384, initializer_range=0.1, rms_norm_eps=1e-6, pad_token_id=None,
+                  bos_token_id=0, eos_token_id=0, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+    return {"llama": LlamaConfig(**common, tie_word_embeddings=False),
+            "qwen2": Qwen2Config(**common, tie_word_embeddings=True),
+            "olmo2": Olmo2Config(**common, tie_word_embeddings=False)}
+
+
 def own_names(name, tensors):
     """What our checkpoint calls a tensor of a layer's, and the parts of it in order."""
     parts = {"attn.c_attn": [f"self_attn.{x}_proj" for x in "qkv"], "attn.c_proj": ["self_attn.o_proj"],
@@ -206,7 +254,7 @@ def compare_training(args, model, steps=20, rate=1e-3, z_loss=1e-3):
         command = [args.train_gpt, "--model", args.folder, "--val-data", shard, "--overfit-single-batch", "1",
                    "--seq-len", str(T), "--micro-batch", str(B), "--max-steps", str(steps), "--lr", str(rate),
                    "--schedule", "constant", "--warmup", "0", "--weight-decay", "0.1", "--grad-clip", "0", "--val-every", "0",
-                   "--checkpoint-every", "1", "--output-dir", f"{folder}/run", "--z-loss", str(z_loss)]
+                   "--checkpoint-every", "1", "--output-dir", f"{folder}/run", "--z-loss", str(z_loss), *args.numerics]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
@@ -263,7 +311,7 @@ def compare_round_trip(args):
 
 def families(args):
     different, root = 0, args.folder
-    for name, config in random_families().items():
+    for name, config in (fp8_families() if args.fp8 else random_families()).items():
         torch.manual_seed(2)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
@@ -273,9 +321,14 @@ def families(args):
         model.save_pretrained(args.folder)
         print(name)
         model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32)
+        if args.fp8:
+            multiply_in_fp8(model)
         with torch.inference_mode():
             different += compare_losses(args, model.eval())
-        different += compare_training(args, model.train()) + compare_round_trip(args)
+        different += compare_training(args, model.train())
+        if args.fp8:
+            continue
+        different += compare_round_trip(args)
         if any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters()):   # transformers 5
             args.folder = os.path.join(root, name + "-stacked")
             model.save_pretrained(args.folder, save_original_format=False)
@@ -313,12 +366,14 @@ def main():
     parser.add_argument("--at-least", type=float, default=1.5, help="with --speed: fail below this ratio")
     parser.add_argument("--losses", action="store_true")
     parser.add_argument("--families", action="store_true", help="random models of every family are written to FOLDER")
+    parser.add_argument("--fp8", action="store_true", help="as --families, with products in fp8")
     parser.add_argument("--make", action="store_true", help="with --losses: FOLDER gets random models of transformers first")
     parser.add_argument("--within", type=float, default=1e-5, help="with --losses: fail above this difference")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.families:
+    args.numerics = ["--matmul-dtype", "fp8-emulated"] if args.fp8 else []
+    if args.families or args.fp8:
         sys.exit(1 if families(args) else 0)
     if args.losses:
         with torch.inference_mode():

@@ -95,6 +95,7 @@ if has torch transformers; then
     runs "" "${compare[@]}" --prompt 'The ' --tokens 8
     runs "" "${compare[@]}" --speed --tokens 8 --at-least 0
     runs "" "${compare[@]:0:3}" "$work/made" --losses --make
+    runs "" "${compare[@]:0:3}" "$work/rounded" --fp8
 fi
 script=longer_context.py
 has torch transformers && runs ' 0 differ' python3 dev/reference/longer_context.py "$fp32"

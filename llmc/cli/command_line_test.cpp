@@ -182,6 +182,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"--staleness", "1", "--skip-loss-z", "5"}, "--staleness 1 --skip-loss-z 5: the step that has the loss"},
         {{"--staleness", "1", "--skip-norm-z", "5", "--spike-rewind", "2", "-o", "x"},
          "--staleness 1 --spike-rewind 2: a checkpoint"},
+        {{"--matmul-dtype", "int8"}, "--matmul-dtype int8: expected one of bf16|fp8-emulated"},
         {{"--grad-compression", "fp8"}, "--grad-compression fp8: expected one of none|bf16|int8|topk|powersgd"},
         {{"--grad-compression", "topk", "--grad-topk", "0"}, "--grad-topk 0: expected a number from 0.0009765625 to 1"},
         {{"--grad-compression", "topk", "--grad-topk", "1.5"},

@@ -298,6 +298,9 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     taken_by(train, check);
     choice("--grad-dtype", o.grad_dtype, "type in which gradients accumulate");
     taken_by(train, check, evaluate);
+    choice("--matmul-dtype", o.matmul_dtype,
+           "operands of layers' matmuls: bf16, as they are stored (in fp32 builds fp32); fp8-emulated: rounded to e4m3 "
+           "in blocks as for fp8, multiplied as stored; gradients of weights always as stored");
     choice("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32; bf16 builds ignore it");
     taken_by(train, check);
     choice("--master-weights,-w", o.master_weights,

@@ -5,12 +5,25 @@
 #include <cstdint>
 
 #include "llmc/base/dtype.h"
+#include "llmc/base/enum_names.h"
 #include "llmc/kernels/attention/attention.h"
+
+// Type of the operands of layers' matmuls, forward and for gradients of inputs; gradients of weights take the stored
+// values. stored: bf16, in fp32 builds fp32. fp8_emulated: as fp8 would have them (fp8_blocks.cuh),
+// multiplied in the stored type.
+enum class MatmulDType : std::uint8_t { stored, fp8_emulated };
+
+template <>
+struct EnumNames<MatmulDType> {
+    static constexpr EnumName<MatmulDType> list[]{{"bf16", MatmulDType::stored},
+                                                  {"fp8-emulated", MatmulDType::fp8_emulated}};
+};
 
 struct StageChoices {
     AttentionKind attention = AttentionKind::auto_;
-    bool document_mask = false;       // attention is masked between documents; batches say where these begin
-    int gelu_fusion = 2;              // GELU in the ends of matmuls. 0: none, 1: in forward, 2: also in backward
+    bool document_mask = false;   // attention is masked between documents; batches say where these begin
+    int gelu_fusion = 2;          // GELU in the ends of matmuls. 0: none, 1: in forward, 2: also in backward
+    MatmulDType matmul_dtype = MatmulDType::stored;
     DType grad_dtype = DType::fp32;   // or bf16, if parameters are
     float z_loss = 0;                 // Classifier::z_loss of training's losses
     bool force_balance = false;       // experts are chosen in turn, each equally often: for measuring alone

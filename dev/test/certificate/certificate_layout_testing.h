@@ -9,6 +9,7 @@
 
 #include "dev/test/certificate/replayed_choices_testing.h"
 #include "llmc/base/rng.h"
+#include "llmc/model/choices.h"
 #include "llmc/optim/optimizer_options.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/pipeline.h"
@@ -75,6 +76,7 @@ struct Layout {
     int ep = 1;                               // ranks that these are dealt out to
     int ep_chunks = 2;                        // StageOptions::ep_chunks
     float capacity_factor = 0;                // StageOptions::capacity_factor
+    MatmulDType matmul_dtype = MatmulDType::stored;
     RouterScore router = RouterScore::softmax;
     std::shared_ptr<Choices> choices = nullptr;   // choices of experts: replayed, or recorded if empty
 
@@ -109,6 +111,7 @@ struct Layout {
                                           heads, "/", kv_heads, " heads")
                                    : "",
                     window > 0 ? text(", window ", window) : "",
+                    matmul_dtype == MatmulDType::stored ? "" : text(", ", name_of(matmul_dtype)),
                     experts > 0 ? text(", ", experts_per_token, " of ", experts, " experts") : "",
                     router == RouterScore::sigmoid ? ", sigmoid router" : "", ep > 1 ? text(", ep ", ep) : "",
                     two_chunks ? ", two chunks" : "",

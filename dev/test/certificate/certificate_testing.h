@@ -25,8 +25,11 @@ namespace certificate {
 struct Tolerance {
     double first_loss, losses, norm, gradients;
 };
-constexpr Tolerance tolerance =
-    sizeof(floatX) == 4 ? Tolerance{1e-6, 1e-5, 1e-6, 5e-6} : Tolerance{5e-4, 5e-4, 5e-3, 2e-2};
+constexpr Tolerance tolerance_of_bf16{5e-4, 5e-4, 5e-3, 2e-2};
+constexpr Tolerance tolerance = sizeof(floatX) == 4 ? Tolerance{1e-6, 1e-5, 1e-6, 5e-6} : tolerance_of_bf16;
+constexpr Tolerance tolerance_of(const Layout& layout) {
+    return layout.matmul_dtype == MatmulDType::stored ? tolerance : tolerance_of_bf16;
+}
 
 struct Result {
     std::vector<float> losses, norms;
@@ -75,6 +78,7 @@ public:
         options.recompute = layout.recompute;
         options.grad_dtype = layout.grad_dtype;
         options.capacity_factor = layout.capacity_factor;
+        options.matmul_dtype = layout.matmul_dtype;
         options.z_loss = layout.like_llama() ? 0.01f : 0.0f;
         options.matmul.workspace_bytes = 1 << 16;
         if (layout.two_chunks) {
@@ -268,7 +272,8 @@ inline Tolerance distances(const Result& found, const Result& expected) {
 }
 
 // Describes where two runs differ by more than allowed; empty: nowhere.
-inline std::string difference(const Result& found, const Result& expected, const ParamTable& table) {
+inline std::string difference(const Result& found, const Result& expected, const ParamTable& table,
+                              const Tolerance& allowed = tolerance) {
     std::string story;
     auto check = [&](const std::string& what, double error, double limit) {
         if (!(error <= limit)) story += text(what, " is off by ", error, ", allowed ", limit, "\n");
@@ -278,14 +283,14 @@ inline std::string difference(const Result& found, const Result& expected, const
     };
     if (found.losses.size() != expected.losses.size()) return "another number of steps";
     for (std::size_t i = 0; i < found.losses.size(); i++) {
-        const double limit = i == 0 ? tolerance.first_loss : tolerance.losses;
+        const double limit = i == 0 ? allowed.first_loss : allowed.losses;
         check(text("loss of step ", i + 1), relative(found.losses[i], expected.losses[i]), limit);
     }
-    check("first gradient norm", relative(found.norms[0], expected.norms[0]), tolerance.norm);
+    check("first gradient norm", relative(found.norms[0], expected.norms[0]), allowed.norm);
     for (int param = 0; param < table.size(); param++) {
         const auto &a = found.gradients[static_cast<std::size_t>(param)],
                    &b = expected.gradients[static_cast<std::size_t>(param)];
-        check("gradient of " + table[param].name, distance(a, b) / length(b), tolerance.gradients);
+        check("gradient of " + table[param].name, distance(a, b) / length(b), allowed.gradients);
     }
     return story;
 }
@@ -376,7 +381,7 @@ inline void certify(const Layout& layout, const Result& expected) {
         const Result found = rank.train(static_cast<int>(expected.losses.size()));
         require_same_everywhere(found, me);
         require_equal_copies(rank, me);
-        const std::string story = difference(found, expected, table);
+        const std::string story = difference(found, expected, table, tolerance_of(layout));
         me.require(story.empty(), story);
     });
 }

@@ -9,6 +9,7 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/rows/classifier.cuh"
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/model/layer/operands.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters and memory
@@ -100,6 +101,16 @@ GroupedShape Experts::grouped(const Chunk& chunk, const Matrices& matrices) cons
 
 const floatX* Experts::weights(const Chunk& chunk, const Matrices& matrices) const {
     return matrices.weights + std::int64_t{chunk.first_expert} * matrices.out * matrices.in;
+}
+
+// Return operands of a chunk's products. `rows` are the chunk's, or those that `gathered` tells of.
+const floatX* Experts::weight_operands(const Chunk& chunk, const Matrices& matrices) const {
+    return weight_operand(tools_, weights(chunk, matrices), matrices.out, matrices.in, chunk.experts);
+}
+const floatX* Experts::row_operands(const Chunk& chunk, const floatX* rows, int cols,
+                                    const GatheredRows& gathered) const {
+    const bool gathers = gathered.source != nullptr;
+    return row_operand(tools_, gathers ? rows : chunk.of(rows, cols), gathers ? gathered.tokens : chunk.rows, cols);
 }
 
 // On one device they are rows of tokens, which matmuls gather in the load. If experts are dealt out, rows have come
@@ -241,12 +252,13 @@ void Experts::run(floatX* sum, const floatX* in, int tokens, const ExpertsActiva
     const HeldRows held = held_rows(a, in, nullptr, tokens);
     for_chunks(a, tokens, [&](const Chunk& chunk) {
         floatX* const activated = chunk.of(a.activated, out_.in);
-        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated, chunk.of(held.in, in_.in),
-                                  weights(chunk, in_), grouped(chunk, in_), activation(a, held, chunk), tools_.stream,
-                                  held.gathered);
+        grouped_forward_activated(chunk.of(a.hidden, in_.out), activated,
+                                  row_operands(chunk, held.in, in_.in, held.gathered), weight_operands(chunk, in_),
+                                  grouped(chunk, in_), activation(a, held, chunk), tools_.stream, held.gathered);
         if (sum == nullptr) return;
         floatX* const out = chunk.of(scratch_.out, out_.out);
-        grouped_forward(out, activated, weights(chunk, out_), grouped(chunk, out_), tools_.stream);
+        grouped_forward(out, row_operands(chunk, a.activated, out_.in, {}), weight_operands(chunk, out_),
+                        grouped(chunk, out_), tools_.stream);
         return_rows({ExpertRanks::rows(scratch_.own_rows, scratch_.out, out_.out)}, a, chunk);
     });
     if (sum != nullptr) combine(sum, held.out, shared_out_ ? sum : nullptr, a, tokens);
@@ -391,12 +403,12 @@ void Experts::experts_backward(const SublayerBackward& args, const ExpertsActiva
     for_chunks(a, rows(), [&](const Chunk& chunk) {
         if (!args.delayed()) backward_out_weight(of_out, type, chunk, held, a);
         floatX* const dactivated = chunk.of(scratch_.dactivated, out_.in);
-        grouped_input_gradient(dactivated, chunk.of(held.dout, out_.out), weights(chunk, out_), grouped(chunk, out_),
-                               false, stream, held.gathered);
+        grouped_input_gradient(dactivated, row_operands(chunk, held.dout, out_.out, held.gathered),
+                               weight_operands(chunk, out_), grouped(chunk, out_), false, stream, held.gathered);
         expert_activation_backward(chunk.of(dhidden, in_.out), chunk.of(held.dweight, 1), dactivated,
                                    activation(a, held, chunk), stream);
-        grouped_input_gradient(chunk.of(scratch_.din, in_.in), chunk.of(dhidden, in_.out), weights(chunk, in_),
-                               grouped(chunk, in_), false, stream);
+        grouped_input_gradient(chunk.of(scratch_.din, in_.in), row_operands(chunk, dhidden, in_.out, {}),
+                               weight_operands(chunk, in_), grouped(chunk, in_), false, stream);
         return_rows({ExpertRanks::rows(scratch_.own_rows, scratch_.din, in_.in),
                      ExpertRanks::rows(scratch_.own_values, scratch_.held_dweight, 1)},
                     a, chunk);

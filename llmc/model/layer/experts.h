@@ -21,6 +21,7 @@
 #include "llmc/model/layer/linear.h"
 
 // llmc/kernels/experts
+struct GatheredRows;
 struct GroupedShape;
 struct RouterKind;
 template <class Real>
@@ -73,6 +74,8 @@ private:
     void for_chunks(const ExpertsActivations& a, int tokens, Work&& work) const;
     GroupedShape grouped(const Chunk& chunk, const Matrices& matrices) const;
     const floatX* weights(const Chunk& chunk, const Matrices& matrices) const;
+    const floatX* weight_operands(const Chunk& chunk, const Matrices& matrices) const;
+    const floatX* row_operands(const Chunk& chunk, const floatX* rows, int cols, const GatheredRows& gathered) const;
     struct HeldRows;   // says where the rows of this rank's experts are
     HeldRows held_rows(const ExpertsActivations& a, const floatX* in, const floatX* dout, int tokens) const;
     ExpertActivation<floatX> activation(const ExpertsActivations& a, const HeldRows& held, const Chunk& chunk) const;

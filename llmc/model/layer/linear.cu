@@ -1,5 +1,7 @@
 #include "llmc/model/layer/linear.h"
 
+#include "llmc/model/layer/operands.h"
+
 Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer)
     : Linear(tools, parameters, parameters.index(name + ".weight", layer),
              parameters.storage().table().find(name + ".bias", layer)) {}
@@ -30,24 +32,31 @@ void Linear::add_parameters(std::vector<ParamRow>& rows, bool has_bias, const ch
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows of this rank
 
+const floatX* Linear::weight() const { return weight_operand(tools_, weight_, out_, in_); }
+const floatX* Linear::operand(const floatX* values, int rows, int cols) const {
+    return row_operand(tools_, values, rows, cols);
+}
+
 void Linear::forward(floatX* out, const floatX* in, int rows) const {
-    tools_.matmul.forward<floatX>(out, in, weight_, bias_, shape(rows), tools_.stream);
+    tools_.matmul.forward<floatX>(out, operand(in, rows, in_), weight(), bias_, shape(rows), tools_.stream);
 }
 
 void Linear::forward_gelu(floatX* gelu, floatX* pre_gelu, const floatX* in, int rows) const {
-    tools_.matmul.forward_gelu<floatX>(gelu, pre_gelu, in, weight_, bias_, shape(rows), tools_.stream);
+    tools_.matmul.forward_gelu<floatX>(gelu, pre_gelu, operand(in, rows, in_), weight(), bias_, shape(rows),
+                                       tools_.stream);
 }
 
 void Linear::forward_few(floatX* out, const floatX* in, int rows) const {
-    tools_.matmul.forward_few<floatX>(out, in, weight_, bias_, shape(rows), tools_.stream);
+    tools_.matmul.forward_few<floatX>(out, operand(in, rows, in_), weight(), bias_, shape(rows), tools_.stream);
 }
 
 void Linear::backward_input(floatX* din, const floatX* dout, int rows) const {
-    tools_.matmul.input_gradient<floatX>(din, dout, weight_, shape(rows), false, tools_.stream);
+    tools_.matmul.input_gradient<floatX>(din, operand(dout, rows, out_), weight(), shape(rows), false, tools_.stream);
 }
 
 void Linear::backward_input_gelu(floatX* din, const floatX* dout, const floatX* pre_gelu, int rows) const {
-    tools_.matmul.input_gradient_gelu<floatX>(din, dout, weight_, pre_gelu, shape(rows), tools_.stream);
+    tools_.matmul.input_gradient_gelu<floatX>(din, operand(dout, rows, out_), weight(), pre_gelu, shape(rows),
+                                              tools_.stream);
 }
 
 void Linear::backward_weight(Gradients& gradients, const floatX* dout, const floatX* in, int rows) const {
@@ -89,7 +98,8 @@ void Linear::forward_join(floatX* out, const floatX* in, const Join& join) const
     TpRegion& tp = tools_.tp;
     if (out == nullptr) return;
     if (join.residual && tp.makes_whole_sums()) {
-        tools_.matmul.forward_add<floatX>(out, join.residual, in, weight_, bias_, shape(tools_.sizes.rows()),
+        const int rows = tools_.sizes.rows();
+        tools_.matmul.forward_add<floatX>(out, join.residual, operand(in, rows, in_), weight(), bias_, shape(rows),
                                           tools_.stream);
         if (join.norm) join.norm->forward(join.to, out);
         return;

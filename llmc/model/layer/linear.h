@@ -54,6 +54,9 @@ public:
 
 private:
     MatmulShape shape(int rows) const { return {rows, out_, in_}; }
+    // Return operands of matmuls (operands.h); `values` is (rows, cols).
+    const floatX* weight() const;
+    const floatX* operand(const floatX* values, int rows, int cols) const;
 
     const StageTools& tools_;
     int weight_index_, bias_index_;

@@ -126,7 +126,23 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     dout = din = out, shared_dactivated = dactivated;
 }
 
+void Fp8Scratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    if (!sizes.fp8) return;
+    const ModelConfig& model = sizes.model;
+    const std::int64_t C = sizes.C, F = model.experts > 0 ? model.expert_width() : 0, S = model.shared_experts * F;
+    const std::int64_t dense = model.experts > 0 ? model.hidden_width(S) : std::max(sizes.F, sizes.fc_width());
+    const std::int64_t widest = std::max<std::int64_t>({sizes.NH * sizes.HS, sizes.qkv_width(), dense});
+    const std::int64_t of_experts = std::max(F, model.hidden_width(F)), experts = model.experts / sizes.ep;
+    visitor(rows, {.name = "fp8_rows",
+                   .elements = std::max(sizes.rows() * std::max(C, widest),
+                                        experts > 0 ? sizes.most_expert_rows() * std::max(C, of_experts) : 0),
+                   .forward_too = true});
+    visitor(weights,
+            {.name = "fp8_weights", .elements = C * std::max(widest, experts * of_experts), .forward_too = true});
+}
+
 void LayerScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
+    fp8.visit(sizes, visitor);
     attention.visit(sizes, visitor);
     sizes.model.experts > 0 ? experts.visit(sizes, visitor) : mlp.visit(sizes, visitor);
 }

@@ -189,7 +189,16 @@ struct ExpertsScratch {
     void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
 };
 
+// Operands rounded to fp8 (llmc/model/layer/operands.h).
+struct Fp8Scratch {
+    floatX* rows = nullptr;      // activations or gradients of the largest matmul
+    floatX* weights = nullptr;   // its largest weights; of experts, those of all that a rank has
+
+    void visit(const RankSizes& sizes, const ScratchVisitor& visitor);
+};
+
 struct LayerScratch {
+    Fp8Scratch fp8;
     AttentionScratch attention;
     MlpScratch mlp;           // if the model has no experts
     ExpertsScratch experts;   // else

@@ -22,6 +22,7 @@ struct RankSizes {
     int whole_T = 0;          // tokens of a whole sequence, of all cp ranks
     int ep = 1;               // ranks that share out the experts
     bool documents = false;   // attention is masked between the documents of a sequence
+    bool fp8 = false;         // operands of matmuls are rounded to fp8 (StageChoices::matmul_dtype)
 
     bool slides() const { return model.window_cuts(whole_T); }   // some layers have a window that is shorter
     int rows() const { return B * T; }

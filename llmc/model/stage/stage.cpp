@@ -122,6 +122,7 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
 RankSizes Stage::sizes_of(int B, int T) const {
     RankSizes sizes = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
     sizes.documents = options_.document_mask;
+    sizes.fp8 = options_.matmul_dtype != MatmulDType::stored;
     return sizes;
 }
 
