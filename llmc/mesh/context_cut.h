@@ -37,6 +37,19 @@ struct ContextCut {
 // Returns the tokens of ring rank `ring_rank` of `ring_size`, in order, out of T.
 std::vector<TokenRange> zigzag_ranges(int ring_size, int ring_rank, std::int64_t T);
 
+// Queries from `first_query` on, and keys from the first on, of a step of a ring.
+struct RingBlock {
+    int first_query, queries, keys;
+};
+
+// Returns what a ring rank with n tokens attends to at a step, with the keys of ring rank (own - step) mod N: of an
+// earlier rank's keys all queries see the first half; of a later rank's the second half of the queries see all.
+inline RingBlock ring_block(int ring_rank, int step, int n) {
+    if (step == 0) return {0, n, n};
+    if (step <= ring_rank) return {0, n, n / 2};
+    return {n / 2, n / 2, n};
+}
+
 // Returns the tokens of a rank, in order: T / cp of them, in one range or two.
 std::vector<TokenRange> token_ranges(const ContextCut& cut, std::int64_t T);
 

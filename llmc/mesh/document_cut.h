@@ -3,7 +3,8 @@
 // Documents are packed into sequences, and a token sees only its own document. A token's `start` is the position in the
 // sequence where its document begins. Attention wants indices of keys: at step s of a ring, a rank has the keys of ring
 // rank (own - s) mod N, in order, and a query sees no key before the first one at or after its start. first_keys counts
-// the keys before that one; the count equals the number of keys where the query sees none.
+// the keys before that one; the count equals the number of keys where the query sees none. step_pairs counts what is
+// seen at each step.
 #pragma once
 
 #include <algorithm>
@@ -55,22 +56,24 @@ inline void first_keys(std::span<std::int32_t> first, std::span<const std::int32
     }
 }
 
-// Returns for each ring step 1 if none of its queries sees any of its keys, from the result of first_keys for B
-// sequences. With the keys of earlier ranks, all queries see the first half of the keys; with those of later ranks, the
-// second half of the queries see all keys.
-inline std::vector<char> hidden_steps(std::span<const std::int32_t> first, const ContextCut& cut, std::int64_t B) {
-    const auto N = static_cast<std::size_t>(cut.ring_size()), n = first.size() / N / static_cast<std::size_t>(B);
-    std::vector<char> hidden(N, 0);
-    for (std::size_t step = 1; step < N; step++) {
-        const bool earlier = static_cast<int>(step) <= cut.ring_rank();
-        const std::size_t query = earlier ? 0 : n / 2, keys = earlier ? n / 2 : n;
-        hidden[step] = 1;
-        for (std::size_t b = 0; b < static_cast<std::size_t>(B); b++) {   // the first of them sees the most keys
-            const auto index = (step * static_cast<std::size_t>(B) + b) * n + query;
-            if (first[index] < static_cast<std::int32_t>(keys)) hidden[step] = 0;
+// Returns the (query, key) pairs that are seen at each ring step, from the result of first_keys for B sequences. Own
+// queries see own keys up to themselves, those of a step's block all its keys from the first on.
+inline std::vector<std::int64_t> step_pairs(std::span<const std::int32_t> first, const ContextCut& cut,
+                                            std::int64_t B) {
+    const int N = cut.ring_size();
+    const auto n = static_cast<std::int64_t>(first.size()) / N / B;
+    std::vector<std::int64_t> pairs(static_cast<std::size_t>(N), 0);
+    for (int step = 0; step < N; step++) {
+        const RingBlock block = ring_block(cut.ring_rank(), step, static_cast<int>(n));
+        for (std::int64_t b = 0; b < B; b++) {
+            const auto own = first.subspan(static_cast<std::size_t>((step * B + b) * n), static_cast<std::size_t>(n));
+            for (int i = 0; i < block.queries; i++) {
+                const int query = block.first_query + i, end = step == 0 ? query + 1 : block.keys;
+                pairs[static_cast<std::size_t>(step)] += std::max(0, end - own[static_cast<std::size_t>(query)]);
+            }
         }
     }
-    return hidden;
+    return pairs;
 }
 
 // Writes each own token's position in its document, (B, T / cp), from the `starts` (B, n) of the rank's Ulysses group.

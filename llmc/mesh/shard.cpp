@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 namespace {
@@ -171,6 +172,61 @@ std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double em
         begin += size;
     }
     return ranges;
+}
+
+namespace {
+
+struct BestParts {
+    double value;
+    std::vector<LayerRange> ranges;
+};
+
+// Cuts layers into consecutive parts of at most `limit` each for the least value, which `join` makes of the value of
+// the parts before and the cost of one more.
+template <class Join>
+BestParts best_parts(const std::vector<double>& costs, int parts, double embedding_cost, double classifier_cost,
+                     double limit, Join join) {
+    constexpr double none = std::numeric_limits<double>::infinity();
+    const std::size_t layers = costs.size(), last = static_cast<std::size_t>(parts) - 1;
+    // values of the first `end` layers in `part + 1` parts, and where the last of these begins
+    std::vector<std::vector<double>> values(last + 1, std::vector<double>(layers + 1, none));
+    std::vector<std::vector<std::size_t>> begins(last + 1, std::vector<std::size_t>(layers + 1, 0));
+    for (std::size_t part = 0; part <= last; part++) {
+        for (std::size_t end = part + 1; end <= layers; end++) {
+            double own = (part == 0 ? embedding_cost : 0) + (part == last ? classifier_cost : 0);
+            for (std::size_t begin = end; begin-- > part;) {
+                own += costs[begin];
+                if (own > limit) break;
+                const double before = part > 0 ? values[part - 1][begin] : begin == 0 ? 0 : none;
+                if (const double value = join(before, own); value < values[part][end]) {
+                    values[part][end] = value, begins[part][end] = begin;
+                }
+            }
+        }
+    }
+    BestParts best{values[last][layers], std::vector<LayerRange>(last + 1)};
+    std::size_t end = layers;
+    for (std::size_t part = last + 1; part-- > 0; end = begins[part][end]) {
+        best.ranges[part] = {static_cast<std::int64_t>(begins[part][end]), static_cast<std::int64_t>(end)};
+    }
+    return best;
+}
+
+}   // namespace
+
+std::vector<LayerRange> balance_layers(const std::vector<double>& costs, int parts, double embedding_cost,
+                                       double classifier_cost) {
+    ENSURE(parts >= 1 && std::ssize(costs) >= parts, costs.size(), " layers over ", parts, " pipeline parts");
+    if (std::ranges::adjacent_find(costs, std::not_equal_to<>()) == costs.end()) {
+        return balance_layers(std::ssize(costs), parts, embedding_cost / costs[0], classifier_cost / costs[0]);
+    }
+    auto best = [&](double limit, auto join) {
+        return best_parts(costs, parts, embedding_cost, classifier_cost, limit, join);
+    };
+    const double most = best(std::numeric_limits<double>::infinity(), [](double before, double own) {
+                            return std::max(before, own);
+                        }).value;
+    return best(most, [](double before, double own) { return before + own * own; }).ranges;
 }
 
 std::vector<int> assign_by_cost(const std::vector<double>& costs, int ranks) {

@@ -128,6 +128,10 @@ struct LayerRange {
 // costs 1; the first part bears the embedding and the last the classifier besides (costs in layers). Each layer in turn
 // goes to the cheapest part, which is optimal for equal layers. Requires layers >= parts.
 std::vector<LayerRange> balance_layers(std::int64_t layers, int parts, double embedding_cost, double classifier_cost);
+// Does so for layers of these costs, above 0: the costliest part is as cheap as possible, and with it the sum of
+// squares of the parts' costs. Layers of equal costs are cut as above.
+std::vector<LayerRange> balance_layers(const std::vector<double>& costs, int parts, double embedding_cost,
+                                       double classifier_cost);
 
 // Deals work out to `ranks`: the costliest first, each to the rank with the least so far (Graham, "Bounds on
 // multiprocessing timing anomalies", 1969). Returns the rank of each; of equal costs the first comes first.

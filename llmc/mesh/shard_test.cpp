@@ -430,6 +430,15 @@ TEST_CASE("shard: layers are balanced over pipeline parts, embedding and classif
     }
 }
 
+TEST_CASE("shard: layers of different costs are cut so that the costliest part is the cheapest possible") {
+    CHECK(balance_layers(std::vector<double>(10, 3.0), 3, 0, 6) == balance_layers(10, 3, 0, 2));
+    CHECK(balance_layers({1, 1, 1, 9, 1, 1, 1, 9}, 4, 0, 0) == std::vector<LayerRange>{{0, 3}, {3, 4}, {4, 7}, {7, 8}});
+    CHECK(balance_layers({1, 1, 1, 3, 3, 3}, 2, 0, 0) == std::vector<LayerRange>{{0, 4}, {4, 6}});   // 6 and 6
+    CHECK(balance_layers({1, 1, 1, 3, 3, 3}, 2, 4, 0) == std::vector<LayerRange>{{0, 3}, {3, 6}});   // 7 and 9
+    // squares decide where the costliest part is the same: 2 and 2 beside 9, not 1 and 3
+    CHECK(balance_layers({9, 1, 1, 1, 1}, 3, 0, 0) == std::vector<LayerRange>{{0, 1}, {1, 3}, {3, 5}});
+}
+
 TEST_CASE("shard: work is dealt out the costliest first, to the rank with the least so far") {
     CHECK(assign_by_cost({}, 3).empty());
     CHECK(assign_by_cost({1, 1, 1, 1}, 1) == std::vector<int>{0, 0, 0, 0});

@@ -58,19 +58,19 @@ void BatchBuffer::upload(std::span<const int> tokens, std::span<const int> targe
     // one document per sequence needs no mask
     if (std::ranges::any_of(starts, [](int start) { return start > 0; })) {
         const std::int64_t n = T / cut.ring_size(), B = static_cast<std::int64_t>(starts.size()) / n;
-        auto send_first_keys = [&](const DeviceBuffer<int>& to, std::vector<char>& hidden, std::span<const int> from) {
+        auto send_first_keys = [&](const DeviceBuffer<int>& to, std::vector<std::int64_t>& pairs,
+                                   std::span<const int> from) {
             std::vector<int> first(starts.size() * static_cast<std::size_t>(cut.ring_size()));
             first_keys(first, from, cut, T);
-            hidden = hidden_steps(first, cut, B);
+            pairs = step_pairs(first, cut, B);
             send(to, first);
-            return FirstKeys{to.data(), n, hidden.data()};
+            return FirstKeys{to.data(), n, pairs.data()};
         };
         DocumentsView& documents = batch_.documents;
-        documents.first_keys = documents.sliding_keys = send_first_keys(first_keys_, hidden_steps_, starts);
+        documents.first_keys = documents.sliding_keys = send_first_keys(first_keys_, step_pairs_, starts);
         if (const std::int64_t window = documents_.window; window > 0 && window < T) {
             documents.sliding_keys =
-                send_first_keys(sliding_keys_, sliding_hidden_steps_, window_starts(starts, cut, T, window));
-            documents.sliding_keys.window = static_cast<int>(window);
+                send_first_keys(sliding_keys_, sliding_pairs_, window_starts(starts, cut, T, window));
         }
         std::vector<int> positions(tokens.size());
         document_positions(positions, starts, cut, T);

@@ -69,7 +69,7 @@ private:
     int vocab_size_, first_token_;
     DocumentRoom documents_;
     DeviceBuffer<int> tokens_, targets_, groups_, first_keys_, sliding_keys_, positions_, position_groups_;
-    std::vector<char> hidden_steps_, sliding_hidden_steps_;
+    std::vector<std::int64_t> step_pairs_, sliding_pairs_;
     std::array<Staging, 2> staging_;
     std::size_t next_staging_ = 0;
     Batch batch_;

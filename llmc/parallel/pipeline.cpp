@@ -5,13 +5,19 @@
 
 #include "llmc/base/profile_range.h"
 
-// Balances by the operations of a token's matmuls, in those of a layer. The embedding moves data only, as two or three
-// norms do.
+// Balances by the operations of a token's matmuls, in those of a mean layer; a layer with a window has fewer than one
+// without. The embedding moves data only, as two or three norms do.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T) {
-    const double embedding = 0.1, classifier = 6 * static_cast<double>(config.padded_vocab_size * config.channels) /
-                                               layer_flops_per_token(config, T);
+    const double mean = layer_flops_per_token(config, T), embedding = 0.1,
+                 classifier = 6 * static_cast<double>(config.padded_vocab_size * config.channels) / mean,
+                 of_key = 12 * static_cast<double>(config.heads * config.head_size()) / mean,
+                 mean_key_count = mean_keys(config, T);
+    std::vector<double> costs;
+    for (std::int64_t layer = 0; layer < config.layers; layer++) {
+        costs.push_back(1 + of_key * (keys_by_layer(config, layer, T) - mean_key_count));
+    }
     const int pieces = shape.stages * shape.chunks;
-    const std::vector<LayerRange> layers = balance_layers(config.layers, pieces, embedding, classifier);
+    const std::vector<LayerRange> layers = balance_layers(costs, pieces, embedding, classifier);
     std::vector<Chunk> chunks;
     for (int piece = stage; piece < pieces; piece += shape.stages) {
         chunks.push_back({layers[static_cast<std::size_t>(piece)], piece == 0, piece == pieces - 1});

@@ -16,8 +16,8 @@
 #include "llmc/parallel/training_groups.h"
 
 // Returns the chunks of a stage. The pieces of the model are balanced by the operations of their matmuls for sequences
-// of T tokens (layer_flops_per_token, experts as a token meets them); an embedding counts as a tenth of a layer,
-// recompute is not counted. Needs at least as many layers as there are pieces.
+// of T tokens (layer_flops_per_token, experts as a token meets them, fewer keys where a layer slides); an embedding
+// counts as a tenth of a layer, recompute is not counted. Needs at least as many layers as there are pieces.
 std::vector<Chunk> chunks_of_stage(const ModelConfig& config, const PipelineShape& shape, int stage, int T);
 
 // Returns the most that a stage with these chunks has in flight at once while it carries out a list of training. Counts

@@ -22,3 +22,21 @@ TEST_CASE("pipeline: stages are balanced by what a layer of the model computes")
     config.experts = 8, config.own_experts_per_token = 4;   // four MLPs: V / (14.1 C + T) = 3.3
     CHECK(first_stage(config) == 10);
 }
+
+TEST_CASE("pipeline: a layer that slides counts as the cheaper layer it is") {
+    const int T = 8192, C = 64;
+    ModelConfig config = custom_model_config(8, 1, C, T, 128);
+    auto ends = [&] {
+        std::vector<std::int64_t> found;
+        for (int stage = 0; stage < 2; stage++) {
+            found.push_back(chunks_of_stage(config, {.stages = 2, .micro_batches = 2}, stage, T).at(0).layers.end);
+        }
+        return found;
+    };
+    CHECK(ends() == std::vector<std::int64_t>{4, 8});
+    config.window = 64;
+    CHECK(ends() == std::vector<std::int64_t>{4, 8});   // all alike
+    // without the window a layer has (12 C + T) / (12 C + 2 W) = 10 times the operations of one with it
+    config.layer_pattern = "LLSSSSSS";
+    CHECK(ends() == std::vector<std::int64_t>{1, 8});
+}

@@ -20,7 +20,8 @@ public:
     using LayerForm::LayerForm;
 
     StepTime time(PipelineTime how) const {
-        const LayerTime layer = of_layer();
+        const LayerTime layer = of_mean_layer(), sliding = sliding_share() > 0 ? of_layer(true) : layer,
+                        full = sliding_share() < 1 ? of_layer(false) : layer;
         const double head = seconds_of(classifier()) + moved(3 * rows_ * sizes_.Vp * kElement) / 3,
                      head_weight = weight_seconds_of(classifier());
         const TensorOutside outside = tensor_outside();
@@ -32,14 +33,18 @@ public:
         for (int stage = 0; stage < mesh_.pp; stage++) {
             const auto chunks = chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len);
             for (std::size_t c = 0; c < chunks.size(); c++) {
-                const double n = chunks[c].layers.size(), with_head = chunks[c].head ? 1 : 0;
+                const double with_head = chunks[c].head ? 1 : 0;
+                auto layers = [&](double (LayerTime::*part)() const) {
+                    const double slide = sliding_layers(chunks[c].layers);
+                    return slide * (sliding.*part)() + (chunks[c].layers.size() - slide) * (full.*part)();
+                };
                 // without recompute, the head's loss is a part of backward
                 costs.pieces[c * static_cast<std::size_t>(mesh_.pp) + static_cast<std::size_t>(stage)] = {
-                    n * layer.forward_seconds() + (chunks[c].embedding ? outside.embedding_forward : 0),
-                    n * layer.input_seconds() + (chunks[c].embedding ? outside.embedding_backward : 0) +
+                    layers(&LayerTime::forward_seconds) + (chunks[c].embedding ? outside.embedding_forward : 0),
+                    layers(&LayerTime::input_seconds) + (chunks[c].embedding ? outside.embedding_backward : 0) +
                         (chunks[c].head ? 2 * head + outside.head : layer.tensor_turn),
-                    n * layer.weight_seconds() + with_head * head_weight};
-                compute += n * layer.compute() + with_head * (2 * head + head_weight);
+                    layers(&LayerTime::weight_seconds) + with_head * head_weight};
+                compute += layers(&LayerTime::compute) + with_head * (2 * head + head_weight);
             }
         }
         costs.transfer = mesh_.pp > 1 ? border_seconds() : 0;
@@ -82,7 +87,8 @@ public:
     }
 
     double least() const {
-        const double matmul = 1 / machine_.best_matmul(), attention = 4 * pairs() / machine_.attention_per_second;
+        const double matmul = 1 / machine_.best_matmul(), attention = 4 / machine_.attention_per_second,
+                     full = pairs(false), sliding = pairs(true);
         double of_layer = 0, before = 0, most = 0;   // forward seconds of a layer, and of the earlier stages
         for (const ParamInfo& param : table_.all()) {
             if (param.layer != 0 || !param.is_matrix()) continue;
@@ -92,9 +98,10 @@ public:
         for (int stage = 0; stage < mesh_.pp; stage++) {
             double own = 0, forward = 0;
             for (const Chunk& chunk : chunks_of_stage(config_, pipeline_shape(o_), stage, o_.seq_len)) {
-                const double n = chunk.layers.size();
-                own += n * (3 * of_layer + 3.5 * attention) + (chunk.head ? 3 * head : 0);
-                if (o_.pipeline.chunks == 1) forward += n * (of_layer + attention);
+                const double n = chunk.layers.size(), slide = sliding_layers(chunk.layers),
+                             attended = attention * (slide * sliding + (n - slide) * full);
+                own += n * 3 * of_layer + 3.5 * attended + (chunk.head ? 3 * head : 0);
+                if (o_.pipeline.chunks == 1) forward += n * of_layer + attended;
             }
             most = std::max(most, before + o_.micro_steps() * own);
             before += forward;

@@ -1,6 +1,25 @@
 #include "llmc/plan/layer_form.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "llmc/mesh/document_cut.h"
+
+namespace {
+
+// Returns what a query of the last ring rank sees of a sequence at each step; one head.
+std::vector<double> window_pairs(int ring, std::int64_t T, std::int64_t window) {
+    const ContextCut cut{ring, 1, ring - 1};
+    const std::vector<std::int32_t> whole(static_cast<std::size_t>(T / ring), 0);   // one document
+    std::vector<std::int32_t> first(whole.size() * static_cast<std::size_t>(ring));
+    first_keys(first, window_starts(whole, cut, T, window), cut, T);
+    const std::vector<std::int64_t> pairs = step_pairs(first, cut, 1);
+    return {pairs.begin(), pairs.end()};
+}
+
+double sum_of(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+}   // namespace
 
 LayerForm::LayerForm(const Options& options, const ParamTable& table, const MeshShape& mesh, const Machine& machine)
     : o_(options),
@@ -13,7 +32,32 @@ LayerForm::LayerForm(const Options& options, const ParamTable& table, const Mesh
       sizes_(rank_sizes(config_, {mesh, {}, 0}, sequence_parallel_, options.micro_batch, options.seq_len,
                         options.ulysses())),
       rows_(sizes_.rows()),
-      residual_bytes_(rows_ * sizes_.C * kElement) {}
+      residual_bytes_(rows_ * sizes_.C * kElement),
+      sliding_pairs_(o_.seq_len > config_.window && sliding_share() > 0 && mesh.cp > o_.ulysses()
+                         ? window_pairs(mesh.cp / o_.ulysses(), o_.seq_len, config_.window)
+                         : std::vector<double>{}) {}
+
+double LayerForm::sliding_layers(const LayerRange& layers) const {
+    double count = 0;
+    for (std::int64_t layer = layers.begin; layer < layers.end; layer++) count += config_.slides(layer);
+    return count;
+}
+
+std::vector<double> LayerForm::step_pairs(bool slides) const {
+    const int ring = mesh_.cp / o_.ulysses();
+    const double of_pair = 1.0 * sizes_.B * sizes_.NH / o_.ulysses() * sizes_.HS;
+    std::vector<double> pairs = sliding_pairs_;
+    if (!slides || pairs.empty()) {   // all steps have as many
+        std::int64_t layer = 0;
+        while (layer + 1 < config_.layers && config_.slides(layer) != slides) layer++;
+        const double keys = keys_by_layer(config_, layer, o_.seq_len);
+        pairs.assign(static_cast<std::size_t>(ring), keys * static_cast<double>(o_.seq_len) / ring / ring);
+    }
+    for (double& step : pairs) step *= of_pair;
+    return pairs;
+}
+
+double LayerForm::pairs(bool slides) const { return sum_of(step_pairs(slides)); }
 
 // Returns true if recompute repeats this matrix's matmul. A recomputed block skips its last projection, whose sum
 // is the layer's output, unless a norm comes after it.
@@ -22,7 +66,14 @@ bool LayerForm::is_made_again(const ParamInfo& param) const {
            !param.name.ends_with("c_proj.weight");
 }
 
-LayerTime LayerForm::of_layer() const {
+LayerTime LayerForm::of_mean_layer() const {
+    const double share = sliding_share();
+    return share == 0   ? of_layer(false)
+           : share == 1 ? of_layer(true)
+                        : mean_layer(of_layer(false), of_layer(true), share);
+}
+
+LayerTime LayerForm::of_layer(bool slides) const {
     LayerTime layer;
     BranchTime attention_branch, mlp;
     ExpertTime dealt, shared;
@@ -44,8 +95,11 @@ LayerTime LayerForm::of_layer() const {
     }
     const double pauses = (chunks() - 1) * machine_.kernel_seconds;   // between the chunks of an operation
     layer.forward += 4 * pauses, last += pauses;
-    const double attention = attention_seconds();
-    layer.flops += 14 * pairs();
+    std::vector<double> steps = step_pairs(slides);
+    layer.flops += 14 * sum_of(steps);
+    const double rate = attention_rate(o_, config_, machine_);
+    for (double& step : steps) step *= 4 / rate;
+    const double attention = attention_branch.core = sum_of(steps);
     layer.forward += attention + machine_.kernel_seconds;
     layer.input += 2.5 * attention + machine_.kernel_seconds;
     // norms, residual sums, and the MLP's nonlinearity if it has its own kernel
@@ -62,7 +116,7 @@ LayerTime LayerForm::of_layer() const {
         const double passes = norms_heads ? 3 : 2;
         layer.forward += moved(passes * heads) + pauses, layer.input += moved(passes * heads);
     }
-    add_context_kernels(layer);
+    add_context_kernels(layer, steps);
     if (experts) {   // the experts' outputs are added up; rows that travel are gathered before
         const double rows = moved((chosen() + 1) * residual), all = mesh_.ep > 1 ? 2 * rows : rows;
         layer.forward += all + kRouterKernels * machine_.kernel_seconds, last += rows;
@@ -75,7 +129,7 @@ LayerTime LayerForm::of_layer() const {
     if (o_.recompute == Recompute::block) layer.recompute = layer.forward - last;
     if (o_.recompute == Recompute::gelu || o_.recompute == Recompute::gelu_norm) layer.recompute = moved(2 * inner);
     add_tensor_parallel(layer, attention_branch, mlp);
-    add_context_parallel(layer, attention_branch, mlp);
+    add_context_parallel(layer, attention_branch, mlp, steps);
     add_expert_parallel(layer, dealt, shared);
     layer.expert_before = attention_branch.in + attention + attention_branch.out;
     if (o_.recompute == Recompute::block) layer.expert_slack = layer.expert_before;
@@ -138,12 +192,9 @@ void LayerForm::add_tensor_parallel(LayerTime& layer, const BranchTime& attentio
         const double work = gathers ? 2 * mlp.out + mlp.in : 2 * (mlp.out + mlp.in);
         layer.tensor_slack = std::max(0.0, work - (gathers ? 2 : 1) * whole);
         // a mixture's layer has two exchanges in backward, before attention's and after it
-        if (!cut_mlp) layer.tensor_between = 2.5 * attention_seconds() + attention.out;
+        if (!cut_mlp) layer.tensor_between = 2.5 * attention.core + attention.out;
     }
 }
-
-// Seconds of attention's forward, the sum of a ring's steps.
-double LayerForm::attention_seconds() const { return 4 * pairs() / attention_rate(o_, config_, machine_); }
 
 ContextElements LayerForm::context_elements() const {
     return {rows_ * sizes_.NH * sizes_.HS, rows_ * std::max(sizes_.KV, o_.ulysses()) * sizes_.HS};
@@ -152,7 +203,7 @@ ContextElements LayerForm::context_elements() const {
 // Adds what context parallelism does beside one rank's attention. Ulysses packs what it sends and orders what it
 // receives. A ring copies keys and values, and at each further step of half of the queries and all keys of another rank
 // merges outputs, or adds up gradients, in fp32.
-void LayerForm::add_context_kernels(LayerTime& layer) const {
+void LayerForm::add_context_kernels(LayerTime& layer, const std::vector<double>& steps) const {
     if (mesh_.cp == 1) return;
     const int u = o_.ulysses(), n = mesh_.cp / u;
     const auto [q, kv] = context_elements();
@@ -163,15 +214,18 @@ void LayerForm::add_context_kernels(LayerTime& layer) const {
     if (n == 1) return;
     const bool rounds = kElement < 4;   // fp32 sums
     const double copied = moved(4 * kv * kElement), merged = moved(6 * q), added = moved(24 * kv);
-    layer.forward += copied + (n - 1) * (machine_.kernel_seconds + merged) + (rounds ? moved((4 + kElement) * q) : 0);
+    const auto seen =
+        static_cast<double>(std::count_if(steps.begin() + 1, steps.end(), [](double s) { return s > 0; }));
+    layer.forward += copied + seen * (machine_.kernel_seconds + merged) + (rounds ? moved((4 + kElement) * q) : 0);
     const double half_lse = machine_.kernel_seconds;   // a copy of the second half's
-    layer.input += copied + half_lse + (n - 1) * (machine_.kernel_seconds + merged + added) +
+    layer.input += copied + half_lse + seen * (machine_.kernel_seconds + merged + added) +
                    (rounds ? moved((4 + kElement) * q) + moved((4 + kElement) * 2 * kv) : 0);
 }
 
 // A hop of the ring travels beside a step's attention; the last one, of gradients, beside the gradients of weights that
 // have waited for it.
-void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const {
+void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp,
+                                     const std::vector<double>& steps) const {
     if (mesh_.cp == 1) return;
     const bool block = o_.recompute == Recompute::block;
     const int u = o_.ulysses(), n = mesh_.cp / u, nodes = nodes_of(mesh_.cp, mesh_.tp);
@@ -191,16 +245,19 @@ void LayerForm::add_context_parallel(LayerTime& layer, const BranchTime& attenti
     auto hop = [&](double bytes) { return link.seconds + bytes / link.bytes_per_second; };
     auto late = [&](double bytes, double work) { return std::max(0.0, hop(bytes) - work); };
     if (n > 1) {
-        const double merged = moved(6 * q), added = moved(24 * kv),
-                     forward = attention_seconds() / n + machine_.kernel_seconds,
-                     backward = 2.5 * attention_seconds() / n + machine_.kernel_seconds;
-        layer.context_forward += late(keys, forward) + (n - 2) * late(keys, forward + merged);
-        layer.context_backward += late(keys, backward) + late(gradients, zb_ ? 0 : mlp.out + attention.out);
-        if (n > 2) {
-            layer.context_backward += late(keys, backward + merged) +
-                                      (n - 3) * late(keys + gradients, backward + merged + added) +
-                                      late(gradients, backward + merged);
+        const double merged = moved(6 * q), added = moved(24 * kv);
+        auto work = [&](int step, double times, double beside) {
+            const double core = steps[static_cast<std::size_t>(step)];
+            return core > 0 ? times * core + machine_.kernel_seconds + (step > 0 ? beside : 0) : 0;
+        };
+        for (int step = 0; step < n; step++) {
+            const bool on = step + 1 < n, home = step >= 2;   // keys go on, gradients that came a step before
+            if (on) layer.context_forward += late(keys, work(step, 1, merged));
+            if (!on && !home) continue;
+            layer.context_backward +=
+                late((on ? keys : 0) + (home ? gradients : 0), work(step, 2.5, merged + (on && home ? added : 0)));
         }
+        layer.context_backward += late(gradients, zb_ ? 0 : mlp.out + attention.out);
     }
     layer.context_backward += again * layer.context_forward;
     layer.context_bytes = (2 + again) * (sent + (n - 1) * keys) + (n - 1) * gradients;

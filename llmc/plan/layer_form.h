@@ -14,13 +14,19 @@ class LayerForm {
 public:
     LayerForm(const Options& options, const ParamTable& table, const MeshShape& mesh, const Machine& machine);
 
-    LayerTime of_layer() const;
+    // Return the time of a layer that slides or does not, and the mean over all layers.
+    LayerTime of_layer(bool slides) const;
+    LayerTime of_mean_layer() const;
 
 protected:
     static constexpr double kElement = sizeof(floatX);
 
-    // Pairs of queries and keys left by a causal mask and windows, times the head size; one layer and micro-batch.
-    double pairs() const { return mean_keys(config_, o_.seq_len) * sizes_.B * sizes_.NH * sizes_.T * sizes_.HS; }
+    // Returns the pairs of a query and a key that are seen at each step of a ring, times the head size; one layer and
+    // micro-batch. Under a window they are those of the last ring rank, which no other has more of.
+    std::vector<double> step_pairs(bool slides) const;
+    double pairs(bool slides) const;   // their sum
+    double sliding_layers(const LayerRange& layers) const;
+    double sliding_share() const { return sliding_layers({0, config_.layers}) / static_cast<double>(config_.layers); }
 
     bool shards_gradients() const { return is_sharded(StateKind::gradients, o_.zero); }
     bool shards_parameters() const { return is_sharded(StateKind::parameters, o_.zero); }
@@ -88,16 +94,18 @@ protected:
     const bool zb_;   // gradients of weights are delayed
     const RankSizes sizes_;
     const double rows_, residual_bytes_;
+    const std::vector<double> sliding_pairs_;   // step_pairs of a layer that slides; empty if none does
 
 private:
     static constexpr int kRouterKernels = 4;   // that choose experts and order their rows, each way
 
     bool is_made_again(const ParamInfo& param) const;
     double activated_elements() const;
-    void add_context_kernels(LayerTime& layer) const;
+    // `steps`: seconds of attention's forward at each step of the ring, 0 where no query sees a key.
+    void add_context_kernels(LayerTime& layer, const std::vector<double>& steps) const;
     void add_tensor_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const;
-    void add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp) const;
-    double attention_seconds() const;
+    void add_context_parallel(LayerTime& layer, const BranchTime& attention, const BranchTime& mlp,
+                              const std::vector<double>& steps) const;
     ContextElements context_elements() const;
     void add_expert_parallel(LayerTime& layer, const ExpertTime& experts, const ExpertTime& shared) const;
     int expert_chunks() const;

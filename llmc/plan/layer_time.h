@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 // Seconds of one layer and micro-batch on one rank.
 struct LayerTime {
@@ -29,9 +31,18 @@ struct LayerTime {
     double weight_seconds() const { return weight + tensor_weight + expert_weight; }
 };
 
-// Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows.
+// Returns the mean of layers of which `share` are as `b` and the others as `a`, in every field.
+inline LayerTime mean_layer(const LayerTime& a, const LayerTime& b, double share) {
+    using Fields = std::array<double, sizeof(LayerTime) / sizeof(double)>;   // it has no others
+    Fields mean = std::bit_cast<Fields>(a);
+    const Fields other = std::bit_cast<Fields>(b);
+    for (std::size_t i = 0; i < mean.size(); i++) mean[i] += share * (other[i] - mean[i]);
+    return std::bit_cast<LayerTime>(mean);
+}
+
+// Forward seconds of a branch of a layer: of its input matmuls and its output matmul, all rows, and of attention.
 struct BranchTime {
-    double in = 0, out = 0;
+    double in = 0, out = 0, core = 0;
 };
 
 // Elements of a rank's queries, and of its keys, in context parallelism; Ulysses copies heads that are too few.

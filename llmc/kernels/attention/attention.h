@@ -66,10 +66,9 @@ inline constexpr int kLargestHead = 256;   // largest HS
 struct FirstKeys {
     const int* first = nullptr;   // on the device; null: documents mask no key
     std::int64_t batch = 0;       // elements from one sequence to the next
-    // For a ring, on the host: element s is nonzero if no query sees any key at step s. Each step has its own first
-    // keys.
-    const char* hidden_steps = nullptr;
-    int window = 0;   // a query sees at most so many keys, for counts of work alone; 0: as many as there are
+    // On the host: the pairs of a query and a key that are seen, of all sequences; null: they are not counted. A ring
+    // has one number for each of its steps, which have their own first keys; a step of 0 pairs is not computed.
+    const std::int64_t* step_pairs = nullptr;
 };
 
 // Sizes and mask. Query i is at position q0 + i of the whole sequence and key j at k0 + j; when `causal`, query i sees

@@ -50,12 +50,12 @@ void CoreAttention::upload_window() {
     const std::vector<std::int32_t> whole(static_cast<std::size_t>(sizes_.B * n), 0);   // one document per sequence
     std::vector<std::int32_t> first(whole.size() * static_cast<std::size_t>(cut_.ring_size()));
     first_keys(first, window_starts(whole, cut_, T, sizes_.model.window), cut_, T);
-    hidden_steps_ = hidden_steps(first, cut_, sizes_.B);
+    step_pairs_ = step_pairs(first, cut_, sizes_.B);
     if (first.size() > window_first_.size()) {
         window_first_ = arena_.allocate<int>("attention/window", first.size());
     }
     window_first_.upload(first, stream_);
-    window_keys_ = {window_first_.data(), n, hidden_steps_.data(), static_cast<int>(sizes_.model.window)};
+    window_keys_ = {window_first_.data(), n, step_pairs_.data()};
 }
 
 Positions CoreAttention::positions(const Batch& batch) const {

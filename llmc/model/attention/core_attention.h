@@ -90,8 +90,8 @@ private:
     std::optional<Ulysses> ulysses_;
     // First keys of layers that slide, for whole sequences: (ring steps, B, T x ulysses); none without a window.
     DeviceBuffer<int> window_first_;
-    std::vector<char> hidden_steps_;
-    int window_B_ = 0, window_T_ = 0;   // sizes that window_keys_ are of
+    std::vector<std::int64_t> step_pairs_;   // that they leave
+    int window_B_ = 0, window_T_ = 0;        // sizes that window_keys_ are of
     FirstKeys window_keys_;
     DeviceBuffer<int> positions_;   // positions of this rank's tokens; none if it has whole sequences
 };

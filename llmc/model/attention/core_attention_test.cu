@@ -19,7 +19,8 @@ struct Case {
     int cp, ulysses, T;
     int B = 2, NH = 2, HS = 16;
     AttentionKind attention = AttentionKind::auto_;
-    int group = 1;   // heads of queries that share one of keys and values
+    int group = 1;    // heads of queries that share one of keys and values
+    int window = 0;   // of all layers
     std::string name() const {
         return text("cp ", cp, ", ulysses ", ulysses, ", T ", T, ", B ", B, ", NH ", NH, ", HS ", HS, ", groups of ",
                     group);
@@ -55,6 +56,7 @@ public:
     RankOfCase(const Case& c, World& world, Arena& arena, cudaStream_t stream)
         : c_(c), stream_(stream), positions_(token_positions(token_ranges({c.cp, c.ulysses, world.at().cp}, c.T))) {
         sizes_ = RankSizes{c.B, c.T / c.cp, c.NH * c.HS, c.NH, c.NH / c.group, c.HS, 0, 0, 0, 0, 1, c.ulysses, {}};
+        sizes_.model.window = c.window, sizes_.whole_T = c.T;
         groups_ = stage_groups(world, c.ulysses);
         workspace_.emplace(arena, sizes_, 0);
         a_.visit(sizes_, [&](const KeptTensor& tensor, void*& address) {
@@ -73,9 +75,9 @@ public:
         const auto rows = static_cast<std::size_t>(sizes_.rows()), token = c_.token(), keys = c_.token(true);
         upload(a_.qkv, {&inputs.q, &inputs.k, &inputs.v});
         upload(workspace_->datty, {&inputs.dout});
-        attention_->forward(a_, {});
+        attention_->forward(a_, {}, c_.window > 0);
         WeightGradientQueue queue;
-        attention_->backward(a_, {}, {}, queue);
+        attention_->backward(a_, {}, {}, queue, c_.window > 0);
         const std::size_t row = token + 2 * keys;
         const std::vector<floatX> gradients = download(workspace_->layer.attention.dqkv, rows * row);
         return {widened(download(a_.atty, rows * token), token, 0, token), widened(gradients, row, 0, token),
@@ -243,6 +245,24 @@ TEST_CASE("context parallel: attention over long sequences is that of double pre
         Case c{1, 1, T};
         c.B = 1, c.NH = 8;
         check_modes({{2, 1}, {4, 1}, {8, 1}, {2, 2}, {4, 4}, {8, 8}, {4, 2}, {8, 2}, {8, 4}}, c);
+    }
+}
+
+TEST_CASE(
+    "context parallel: keys travel on where a window hides them, and a ring of 2 and 4 sends what is said by hand") {
+    // rows of keys and values that a rank sends: 2 x 24 of 16 heads' channels once, 2 x 12 three times
+    for (const auto& [cp, elements] : std::vector<std::pair<int, double>>{{2, 24576}, {4, 36864}}) {
+        for (const int window : {1, 13, 48}) {   // sees own keys alone, those of neighbours, all
+            Case c{cp, 1, 48};
+            c.NH = 16, c.window = window;
+            const Inputs inputs(c);
+            on_ranks(MeshShape{1, 1, cp, 1}, [&, elements = elements](TestRank& me) {
+                RankOfCase rank(c, me.world, me.arena, me.stream);
+                rank.run(inputs);
+                const double sent = rank.groups().ring->traffic().total(), e = sizeof(floatX);
+                me.require(sent == elements * (e + e + 4), "window ", window, ": ", sent);   // gradients are fp32
+            });
+        }
     }
 }
 

@@ -52,9 +52,9 @@ void finish(const HeadsView<T>& result, const HeadsView<float>& sum, const HeadS
     if (!std::is_same_v<T, float>) copy_heads(result, sum, s, false, stream);
 }
 
-// True if documents leave nothing to compute at a step.
+// True if documents or a window leave nothing to compute at a step.
 bool is_hidden(const AttentionShape& own, int step) {
-    return own.documents.hidden_steps != nullptr && own.documents.hidden_steps[step] != 0;
+    return own.documents.step_pairs != nullptr && own.documents.step_pairs[step] == 0;
 }
 
 std::size_t elements(const AttentionShape& s, int heads) {
@@ -98,16 +98,12 @@ void Ring::reserve(const AttentionShape& own, const std::vector<std::size_t>& re
     }
 }
 
-Ring::Block Ring::block_at(int step, int tokens) const {
-    if (step <= group_.rank()) return {0, tokens, tokens / 2};   // keys of an earlier rank
-    return {tokens / 2, tokens / 2, tokens};
-}
-
 // Returns the shape of a step's block: own queries over keys of another rank, with this step's first keys.
-AttentionShape Ring::block_shape(const AttentionShape& own, int step, const Block& block) {
+AttentionShape Ring::block_shape(const AttentionShape& own, int step, const RingBlock& block) {
     AttentionShape shape = own;
     shape.Tq = block.queries, shape.Tk = block.keys, shape.causal = false;
     if (own.documents.first) shape.documents.first += std::int64_t{step} * own.B * own.Tq + block.first_query;
+    if (own.documents.step_pairs) shape.documents.step_pairs += step;
     return shape;
 }
 
@@ -150,7 +146,7 @@ void Ring::forward(const AttentionChoice<floatX>& attention, const AttentionForw
             continue;
         }
         if (is_hidden(shape, step)) continue;
-        const Block block = block_at(step, T);
+        const RingBlock block = ring_block(group_.rank(), step, T);
         const AttentionShape rectangle = block_shape(shape, step, block);
         const HeadsView<float> block_out = contiguous_heads(block_.data(), block.queries, shape.NH, shape.HS);
         attention.forward(
@@ -239,7 +235,7 @@ void Ring::backward(const AttentionChoice<floatX>& attention, const AttentionBac
             if (step > 1) travelled_.wait(compute_);
             continue;
         }
-        const Block block = block_at(step, T);
+        const RingBlock block = ring_block(group_.rank(), step, T);
         const AttentionShape rectangle = block_shape(shape, step, block);
         // the first rank that the keys come to begins their gradients
         float* const part = step == 1 ? gradients_at(step) : own_part_.data();

@@ -8,10 +8,10 @@
 //   of earlier ranks  their first slice is seen         full, all queries x the first half of the keys
 //   of later ranks    both are seen by the own second   full, the second half of the queries x all keys
 //
-// so all ranks have equal work at every step, unless documents are masked: then a block that no query sees is skipped,
-// though its keys travel on. Outputs merge by log-sum-exp in fp32. In backward, gradients of keys and values travel
-// behind them in fp32: the next rank begins them, every further rank adds its part, and the last one sends them home,
-// where the own part has stayed.
+// so all ranks have equal work at every step, without windows and masks of documents: with them a block that no query
+// sees is skipped, though its keys travel on. Outputs merge by log-sum-exp in fp32. In backward, gradients of keys and
+// values travel behind them in fp32: the next rank begins them, every further rank adds its part, and the last one
+// sends them home, where the own part has stayed.
 //
 // Traffic is on a stream of its own, in one group of calls per step, ordered against the compute stream by events
 // alone. For s elements of one of k and v a rank sends per call: 2(N-1)s in forward; as much again in backward, and
@@ -26,6 +26,7 @@
 
 #include "llmc/base/arena.h"
 #include "llmc/base/stream.h"
+#include "llmc/mesh/context_cut.h"
 #include "llmc/model/attention/attention_choice.h"
 #include "llmc/model/memory/activations.h"
 #include "llmc/model/parameters/weight_gradient_queue.h"
@@ -65,12 +66,7 @@ public:
     RingStep step(const AttentionChoice<floatX>& attention, const AttentionForward<floatX>& own);
 
 private:
-    // A block of attention: some of the own queries over the first `keys` of the current keys.
-    struct Block {
-        int first_query, queries, keys;
-    };
-    Block block_at(int step, int tokens) const;
-    static AttentionShape block_shape(const AttentionShape& own, int step, const Block& block);
+    static AttentionShape block_shape(const AttentionShape& own, int step, const RingBlock& block);
     template <class T>
     void hop(T* to, const T* from, std::size_t count);
     void send_keys_on(int step, const AttentionShape& own);

@@ -71,7 +71,7 @@ void StepBatch::read(int micro_batch, const MicroBatch& to) {
     loader_.read(first, B, ranges, to.tokens, to.targets);
     if (to.starts.empty()) return;
     loader_.read_starts(first, B, length, attended_ranges(cut, length), to.starts);
-    if (!of_next) pairs_[micro_batch] = visible_pairs(to.starts, cut, length);
+    if (!of_next) pairs_[micro_batch] = seen_pairs(stage_.sizes().model, to.starts, cut, length);
 }
 
 double StepBatch::count_targets(Agreement& agreement) const {
@@ -96,16 +96,37 @@ std::string StepBatch::names_of_samples() const {
 }
 
 std::string StepBatch::pairs_in_words(Agreement& agreement) const {
+    const ModelConfig& config = stage_.sizes().model;
+    const ContextCut cut = stage_.context();
+    const bool documents = options_.document_mask, windows = config.window_cuts(length_);
+    if (!documents && !windows) return "";
     std::vector<double> by_rank(static_cast<std::size_t>(agreement.ranks()));
     double& own = by_rank[static_cast<std::size_t>(agreement.rank())];
-    for (const auto& [_, pairs] : pairs_) own += static_cast<double>(pairs);
+    for (const auto& [_, pairs] : pairs_) own += pairs;
+    if (!documents) {   // all sequences are alike
+        const std::vector<std::int32_t> whole(static_cast<std::size_t>(length_ / cut.ring_size()), 0);
+        own = static_cast<double>(samples_) / stage_.data_ranks() * options_.seq_len / length_ *
+              seen_pairs(config, whole, cut, length_);
+    }
     agreement.sum(by_rank);
     const double most = *std::ranges::max_element(by_rank);
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / agreement.ranks();
-    const double causal = static_cast<double>(samples_) / stage_.data_ranks() * options_.seq_len * (length_ + 1.0) / 2 /
-                          stage_.context().ring_size();
+    const double causal =
+        static_cast<double>(samples_) / stage_.data_ranks() * options_.seq_len * (length_ + 1.0) / 2 / cut.ring_size();
     return formatted(
-        "document mask: of this step's pairs of a query and an earlier key %.1f%% are of one document; the "
-        "rank with most has %.2f times the mean",
-        100 * mean / causal, most / mean);
+        "%s%s%s: of this step's pairs of a query and an earlier key %.1f%% are %s; the rank with most has %.2f times "
+        "the "
+        "mean",
+        documents ? "document mask" : "", documents && windows ? " and " : "", windows ? "window" : "",
+        100 * mean / causal, windows ? "seen, in the mean over the layers" : "of one document", most / mean);
+}
+
+double seen_pairs(const ModelConfig& config, std::span<const std::int32_t> starts, const ContextCut& cut,
+                  std::int64_t T) {
+    const auto all = static_cast<double>(visible_pairs(starts, cut, T));
+    if (!config.window_cuts(T)) return all;
+    const auto within = static_cast<double>(visible_pairs(window_starts(starts, cut, T, config.window), cut, T));
+    double sum = 0;
+    for (std::int64_t layer = 0; layer < config.layers; layer++) sum += config.slides(layer) ? within : all;
+    return sum / static_cast<double>(config.layers);
 }

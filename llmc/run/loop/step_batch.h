@@ -34,7 +34,9 @@ public:
     int step() const { return step_; }
     const PipelineSchedule& schedule() const { return schedule_; }
     Pipeline::Read reader();
-    std::int64_t tokens() const { return static_cast<std::int64_t>(samples_) * options_.seq_len; }   // all ranks together
+    std::int64_t tokens() const {
+        return static_cast<std::int64_t>(samples_) * options_.seq_len;
+    }                                                                                 // all ranks together
     std::int64_t tokens(int after, int to) const { return tokens_.sum(after, to); }   // steps (after, to]
     int length() const { return length_; }                                            // tokens per sequence
 
@@ -43,7 +45,8 @@ public:
     double count_targets(Agreement& agreement) const;
     // Names the samples for messages, as SOURCE EPOCH/WINDOW.
     std::string names_of_samples() const;
-    // Tells the share of attention's pairs that masks leave, and how evenly ranks share them. Collective.
+    // Tells the share of attention's pairs that masks of documents and windows leave, and how evenly ranks share them;
+    // empty without either. Collective.
     std::string pairs_in_words(Agreement& agreement) const;
 
 private:
@@ -60,7 +63,11 @@ private:
     std::uint64_t samples_ = 0;
     int length_ = 0;
     PipelineSchedule schedule_;
-    std::optional<LoaderState> ahead_;    // loader state at the start of the step that was read ahead
-    std::map<int, std::int64_t> pairs_;   // with --document-mask: this rank's unmasked pairs of query and key, by
-                                          // micro-batch
+    std::optional<LoaderState> ahead_;   // loader state at the start of the step that was read ahead
+    std::map<int, double> pairs_;        // with --document-mask: this rank's seen_pairs, by micro-batch
 };
+
+// Returns how many pairs of a query and a key a layer's attention computes on a rank, the mean over the layers.
+// `starts`: as visible_pairs takes them.
+double seen_pairs(const ModelConfig& config, std::span<const std::int32_t> starts, const ContextCut& cut,
+                  std::int64_t T);

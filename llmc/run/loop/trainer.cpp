@@ -243,7 +243,8 @@ void Trainer::settle_first_step() {
     }
     for (const std::string& what : matmul.unfused()) parts_.log.warning("%s", what.c_str());
     matmul_choices_.agree();
-    if (options_.document_mask) parts_.log.line("%s", batch_.pairs_in_words(agreement_).c_str());
+    if (const std::string words = batch_.pairs_in_words(agreement_); !words.empty())
+        parts_.log.line("%s", words.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -45,13 +45,13 @@ void add_mask(host::Operation& operation, const AttentionShape& s) {
     operation.work.bytes += static_cast<double>(keys) * sizeof(int);
 }
 
-// Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Masks of
-// documents are not counted, windows are.
+// Returns the FLOPs of one of attention's products, over all pairs of a query and a key that it may see. Documents and
+// windows count where they come with their number of pairs.
 double matmul_flops(const AttentionShape& s) {
+    if (s.documents.step_pairs) return 2.0 * s.NH * s.HS * static_cast<double>(*s.documents.step_pairs);
     const AttentionMask mask = attention_mask<false>(s, 0);
     double pairs = 0;
-    const int most = s.documents.window > 0 ? s.documents.window : s.Tk;
-    for (int q = 0; q < s.Tq; q++) pairs += std::clamp(mask.end(q) - mask.begin(q), 0, most);
+    for (int q = 0; q < s.Tq; q++) pairs += std::max(mask.end(q) - mask.begin(q), 0);
     return 2.0 * s.B * s.NH * s.HS * pairs;
 }
 

@@ -44,6 +44,61 @@ void check_library(const AttentionShape& shape, Layout layout) {
     check_attention<T, O>(library_forward<T, O>(library), library_backward<T, O>(library), shape, layout);
 }
 
+// Measures forward and backward of fp32 heads of 64, with each mask in turn; an empty one is none. Tells the median
+// time without a mask, which comes first, and returns the median ratios of the others to it.
+std::vector<double> measured_ratios(const AttentionShape& plain, const std::vector<std::vector<int>>& masks,
+                                    int turns) {
+    const int T = plain.Tq, NH = plain.NH;
+    TestDevice device;
+    auto random = [&](const char* name, std::size_t parts) {
+        auto buffer = device.arena.allocate<float>(name, parts * static_cast<std::size_t>(T * NH) * 64);
+        std::vector<float> values(buffer.size());
+        for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(normal(1, i));
+        buffer.upload(values, device.stream);
+        return buffer;
+    };
+    const auto qkv = random("test/qkv", 3), dqkv = random("test/dqkv", 3), out = random("test/out", 1),
+               dout = random("test/dout", 1), lse = random("test/lse", 1), delta = random("test/delta", 1);
+    std::vector<AttentionShape> shapes;
+    std::vector<DeviceBuffer<int>> memory(masks.size());
+    for (std::size_t i = 0; i < masks.size(); i++) {
+        shapes.push_back(plain);
+        if (!masks[i].empty()) shapes[i].documents = {masks[i].data(), T};
+        shapes[i] = on_device(shapes[i], device, memory[i]);
+    }
+    LibraryAttention library(device.arena);
+    auto part = [&](const DeviceBuffer<float>& of, int i) { return packed_heads(of.data(), i, T, NH, 64); };
+    auto seconds = [&](const AttentionShape& shape) {
+        const auto begin = std::chrono::steady_clock::now();
+        const auto heads = [&](const DeviceBuffer<float>& of) { return contiguous_heads(of.data(), T, NH, 64); };
+        library.forward(
+            AttentionForward<float>{heads(out), lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
+            device.stream);
+        library.backward(
+            AttentionBackward<float>{part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), delta.data(), heads(dout), heads(out),
+                                     lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
+            device.stream);
+        CUDA_CHECK(cudaStreamSynchronize(device.stream));
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    std::vector<std::vector<double>> took(masks.size()), ratios(masks.size());
+    for (int turn = -1; turn < turns; turn++) {
+        for (std::size_t i = 0; i < masks.size(); i++) {
+            const double s = seconds(shapes[i]);
+            if (turn < 0) continue;   // the first warms up
+            took[i].push_back(s), ratios[i].push_back(s / took[0].back());
+        }
+    }
+    auto median = [](std::vector<double> values) {
+        std::ranges::sort(values);
+        return values[values.size() / 2];
+    };
+    MESSAGE("without a mask ", 1e3 * median(took[0]), " ms");
+    std::vector<double> found;
+    for (std::size_t i = 1; i < masks.size(); i++) found.push_back(median(ratios[i]));
+    return found;
+}
+
 }   // namespace
 
 TEST_CASE_TEMPLATE("library_attention: every head size and layout matches double precision", T, float, bf16) {
@@ -137,60 +192,29 @@ TEST_CASE("library_attention: large scores neither overflow nor lose the sum") {
 // Forward and backward at T = 4,096: without a mask, with one that hides nothing, and with eight equal documents, in
 // turns; medians of ratios.
 TEST_CASE("library_attention: what masks of documents cost and save" * doctest::skip()) {
-    const int T = 4096, turns = 15;
-    const AttentionShape plain = self_attention_shape(1, T, 4, 64);
+    const AttentionShape plain = self_attention_shape(1, 4096, 4, 64);
     if (const std::string refusal = attention_refusal<float, float>(AttentionKind::library, plain); !refusal.empty()) {
         MESSAGE("skipped: " << refusal);
         return;
     }
-    TestDevice device;
-    auto zeros = [&](const char* name, std::size_t parts) {
-        auto buffer = device.arena.allocate<float>(name, parts * static_cast<std::size_t>(T) * 4 * 64);
-        std::vector<float> values(buffer.size());
-        for (std::size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(normal(1, i));
-        buffer.upload(values, device.stream);
-        return buffer;
-    };
-    const auto qkv = zeros("test/qkv", 3), dqkv = zeros("test/dqkv", 3), out = zeros("test/out", 1),
-               dout = zeros("test/dout", 1), lse = zeros("test/lse", 1), delta = zeros("test/delta", 1);
-    const auto one = first_keys_of(plain, {{0}}),
-               eight = first_keys_of(plain, {{0, 512, 1024, 1536, 2048, 2560, 3072, 3584}});
-    std::array<AttentionShape, 3> shapes{plain, plain, plain};
-    shapes[1].documents = {one.data(), T}, shapes[2].documents = {eight.data(), T};
-    std::array<DeviceBuffer<int>, 3> memory;
-    for (std::size_t i = 0; i < 3; i++) shapes[i] = on_device(shapes[i], device, memory[i]);
-    LibraryAttention library(device.arena);
-    auto part = [&](const DeviceBuffer<float>& of, int i) { return packed_heads(of.data(), i, T, 4, 64); };
-    auto seconds = [&](const AttentionShape& shape) {
-        const auto begin = std::chrono::steady_clock::now();
-        const auto heads = [&](const DeviceBuffer<float>& of) { return contiguous_heads(of.data(), T, 4, 64); };
-        library.forward(
-            AttentionForward<float>{heads(out), lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
-            device.stream);
-        library.backward(
-            AttentionBackward<float>{part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), delta.data(), heads(dout), heads(out),
-                                     lse.data(), part(qkv, 0), part(qkv, 1), part(qkv, 2), shape},
-            device.stream);
-        CUDA_CHECK(cudaStreamSynchronize(device.stream));
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    };
-    std::array<std::vector<double>, 3> took;
-    for (int turn = -1; turn < turns; turn++) {
-        for (std::size_t i = 0; i < 3; i++) {
-            const double s = seconds(shapes[i]);
-            if (turn >= 0) took[i].push_back(s);   // the first warms up
-        }
+    const auto ratios = measured_ratios(
+        plain, {{}, first_keys_of(plain, {{0}}), first_keys_of(plain, {{0, 512, 1024, 1536, 2048, 2560, 3072, 3584}})},
+        15);
+    MESSAGE("one document ", ratios[0], " of it; eight ", ratios[1]);
+    CHECK(ratios[0] < 1.03);
+    CHECK(ratios[1] < 1);
+}
+
+TEST_CASE("library_attention: what a window of 1,024 of 16,384 tokens saves" * doctest::skip()) {
+    const int T = 16384, W = 1024;
+    const AttentionShape plain = self_attention_shape(1, T, 1, 64);
+    if (const std::string refusal = attention_refusal<float, float>(AttentionKind::library, plain); !refusal.empty()) {
+        MESSAGE("skipped: " << refusal);
+        return;
     }
-    auto median = [](std::vector<double> values) {
-        std::ranges::sort(values);
-        return values[values.size() / 2];
-    };
-    auto ratio = [&](std::size_t which) {
-        std::vector<double> ratios;
-        for (std::size_t i = 0; i < took[0].size(); i++) ratios.push_back(took[which][i] / took[0][i]);
-        return median(ratios);
-    };
-    MESSAGE("plain ", 1e3 * median(took[0]), " ms; one document ", ratio(1), " of it; eight ", ratio(2));
-    CHECK(ratio(1) < 1.03);
-    CHECK(ratio(2) < 1);
+    std::vector<int> first(T);
+    for (int t = 0; t < T; t++) first[static_cast<std::size_t>(t)] = std::max(0, t + 1 - W);
+    const double ratio = measured_ratios(plain, {{}, first}, 3).front();
+    MESSAGE("with the window ", ratio, " of it");
+    CHECK(ratio < 0.5);
 }
