@@ -115,8 +115,7 @@ std::string StepBatch::pairs_in_words(Agreement& agreement) const {
         static_cast<double>(samples_) / stage_.data_ranks() * options_.seq_len * (length_ + 1.0) / 2 / cut.ring_size();
     return formatted(
         "%s%s%s: of this step's pairs of a query and an earlier key %.1f%% are %s; the rank with most has %.2f times "
-        "the "
-        "mean",
+        "the mean",
         documents ? "document mask" : "", documents && windows ? " and " : "", windows ? "window" : "",
         100 * mean / causal, windows ? "seen, in the mean over the layers" : "of one document", most / mean);
 }

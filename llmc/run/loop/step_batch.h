@@ -34,11 +34,10 @@ public:
     int step() const { return step_; }
     const PipelineSchedule& schedule() const { return schedule_; }
     Pipeline::Read reader();
-    std::int64_t tokens() const {
-        return static_cast<std::int64_t>(samples_) * options_.seq_len;
-    }                                                                                 // all ranks together
-    std::int64_t tokens(int after, int to) const { return tokens_.sum(after, to); }   // steps (after, to]
-    int length() const { return length_; }                                            // tokens per sequence
+    // Return the tokens that all ranks train on in this step, and in steps (after, to].
+    std::int64_t tokens() const { return static_cast<std::int64_t>(samples_) * options_.seq_len; }
+    std::int64_t tokens(int after, int to) const { return tokens_.sum(after, to); }
+    int length() const { return length_; }   // tokens per sequence
 
     // Returns how many positions of all ranks' samples have a loss. If some have none, each rank counts some of the
     // samples; then it is collective and waits.

@@ -243,8 +243,8 @@ void Trainer::settle_first_step() {
     }
     for (const std::string& what : matmul.unfused()) parts_.log.warning("%s", what.c_str());
     matmul_choices_.agree();
-    if (const std::string words = batch_.pairs_in_words(agreement_); !words.empty())
-        parts_.log.line("%s", words.c_str());
+    const std::string pairs = batch_.pairs_in_words(agreement_);
+    if (!pairs.empty()) parts_.log.line("%s", pairs.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
