@@ -172,6 +172,10 @@ keeps '--cp 4 --cp-mode ulysses ' --cp 4 --cp-mode ulysses --cp-ulysses 4
 keeps '--tp 2 .* --zero 3 ' --tp 2 --zero 3
 refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
 
+refused "--search 1 without --processes" "${plan[@]}" --search 1 --total-batch 8192
+refused "--processes 16 --tp 4 --dp 8: the layout has 32 ranks" "${plan[@]}" --processes 16 --tp 4 --dp 8
+expect 0 "would let data parallelism use all 3 GPUs." "${plan[@]}" --search 1 --processes 3 --pp 3 --total-batch 2048
+
 # ---- a machine that is measured, a plan for it, and the run
 numbers_as_data 4000 2000
 run=(--layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --recompute none)

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
@@ -257,25 +258,20 @@ Plan make_plan(const Options& options) {
     return plan;
 }
 
-namespace {
-
-// Returns --processes, else the number of ranks of the options' layout.
-int ranks_of(const Options& o) {
-    return o.startup.ranks > 0 ? o.startup.ranks : o.pp * o.cp * o.tp * std::max(1, o.dp);
-}
-
-}   // namespace
-
 int plan_run(const Options& requested) {
     Options options = requested;
     if (options.plan.search) {
+        refuse_if(options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
+                  "Give --processes, as in --processes 8.");
+        check_processes(options, true);
         const Machine machine = planned_machine(options);
+        auto is_given = [&](const char* name) { return requested.plan.kept.contains(name); };
         const std::vector<Candidate> found =
-            search_layouts(options, machine, ranks_of(options), [&](const Options& other) {
-                return keeps_given(requested, other,
-                                   [&](const char* name) { return requested.plan.kept.contains(name); });
-            });
-        std::fputs(search_text(found, machine).c_str(), options.plan.json ? stderr : stdout);
+            search_layouts(options, machine, options.startup.ranks,
+                           [&](const Options& other) { return keeps_given(requested, other, is_given); });
+        const std::string batches = batches_for_all(options, options.startup.ranks);
+        const std::string said = search_text(found, machine) + (batches.empty() ? "" : batches + "\n");
+        std::fputs(said.c_str(), options.plan.json ? stderr : stdout);
         options = found.front().run.options;
     }
     const Plan plan = make_plan(options);

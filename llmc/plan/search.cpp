@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/run/options/layout_options.h"
@@ -265,10 +266,15 @@ void take_layout(Options& to, const Options& from) {
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed,
                                       const SearchEffort& effort) {
+    refuse_if(options.total_batch == 0, "a search of layouts without --total-batch",
+              "Give the tokens of a step; without it each layout has a step of its own size.");
     std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed);
     if (all.empty()) {
+        const std::string batches = batches_for_all(options, ranks);
         throw Error(ErrorKind::usage, text("no layout of ", ranks, " ranks divides this model and batch"),
-                    "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");
+                    batches.empty()
+                        ? "Give another --total-batch, --micro-batch or number of ranks, or leave more options open."
+                        : batches);
     }
     std::ranges::stable_sort(all, {}, &Candidate::formula);
     const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort);
@@ -279,6 +285,17 @@ std::vector<Candidate> search_layouts(const Options& options, const Machine& mac
     return all;
 }
 
+std::string batches_for_all(const Options& options, int ranks) {
+    std::int64_t odd = ranks, sequences = options.total_batch / options.seq_len;
+    while (odd % 2 == 0) odd /= 2;
+    if (options.total_batch % options.seq_len == 0 && sequences % odd == 0) return "";
+    std::int64_t share = odd;   // ranks among which the batches are shared out: as many of the others as now
+    while (share < ranks && sequences % (2 * (share / odd)) == 0) share *= 2;
+    const std::int64_t unit = share * options.micro_batch * options.seq_len, below = options.total_batch / unit * unit;
+    return text("--total-batch ", below > 0 ? text(below, " or ") : "", below + unit,
+                " would let data parallelism use all ", ranks, " GPUs.");
+}
+
 std::optional<int> fewest_devices(const Options& requested, const Machine& machine, int most) {
     for (int ranks = requested.cp; ranks <= most; ranks *= 2) {
         for (int tp = 1; tp <= std::min(ranks, machine.devices_per_node); tp *= 2) {
@@ -286,6 +303,7 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
                 if (ranks % (tp * requested.cp * pp) != 0) continue;
                 const int dp = ranks / (tp * requested.cp * pp);
                 Options options = requested;
+                options.startup.ranks = ranks;
                 options.zero_group = 0, options.ep = std::gcd(requested.ep, dp * requested.cp * tp);
                 options.total_batch = std::int64_t{pp} * dp * options.micro_batch * options.seq_len;
                 options.batch_schedule.clear();

@@ -49,10 +49,14 @@ struct SearchEffort {
 
 // Returns the layouts: those that fit, fastest first; then those that do not fit, fastest first, or if none fits the
 // one that takes the least memory; then those that were not counted. `is_allowed` empty: all are allowed. Throws
-// Error(usage) if no layout of so many ranks is possible.
+// Error(usage) if no layout of so many ranks is possible, and without --total-batch.
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed = {},
                                       const SearchEffort& effort = {});
+
+// Returns the values of --total-batch next to the given one that data parallelism can share out among all ranks, as a
+// sentence; empty if the given one can be, but for a power of two that --tp, --pp or --cp may take.
+std::string batches_for_all(const Options& options, int ranks);
 
 // Returns the fewest devices (--cp times a power of two, at most `most`) that hold the run in some layout of --tp,
 // --pp, --zero 3 and --recompute block; nothing if none do. Each layout has the largest divisor of --ep that divides a
