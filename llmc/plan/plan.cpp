@@ -56,7 +56,7 @@ std::vector<StageMemory> kinds_of_memory(const PlannedRun& run) {
 }
 
 // --recompute auto: sets the lowest level with which nine tenths of the device suffice, as a run does.
-void settle_recompute(PlannedRun& run, double memory_bytes) {
+void settle_recompute(PlannedRun& run, const Machine& machine) {
     if (run.options.recompute) return;
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
         run.options.recompute = level;
@@ -64,7 +64,7 @@ void settle_recompute(PlannedRun& run, double memory_bytes) {
         for (const int stage : fullest_stages(run.options)) {
             most = std::max(most, static_cast<double>(fullest_rank(run, stage, level).high_water()));
         }
-        if (most <= 0.9 * memory_bytes) return;
+        if (most <= machine.allowed_bytes()) return;
     }
 }
 
@@ -204,7 +204,8 @@ double Plan::mfu() const {
 
 Machine planned_machine(const Options& options) {
     const PlanOptions& requested = options.plan;
-    Machine machine = requested.machine.empty() ? known_machine(requested.gpu) : read_machine(requested.machine);
+    Machine machine =
+        requested.machine.empty() ? known_machine(requested.gpu, options.tf32) : read_machine(requested.machine);
     if (options.startup.gpus_per_node > 0) machine.devices_per_node = options.startup.gpus_per_node;
     if (!requested.link_intra.empty()) machine.intra = link_from("--link-intra", requested.link_intra);
     if (!requested.link_inter.empty()) machine.inter = link_from("--link-inter", requested.link_inter);
@@ -221,17 +222,27 @@ double planned_tokens(const Options& options, const ParameterCounts& parameters)
     const char* const end = given.data() + given.size();
     const auto [rest, status] = std::from_chars(given.data(), end, number);
     const std::string_view unit(rest, end);
-    const double factor = unit.empty()         ? 1
-                          : unit == "x"        ? parameters.padded
-                          : unit == "x-active" ? parameters.active_padded
-                                               : 0;
+    double factor = 0;
+    for (const auto& [name, value] : {std::pair("", 1.0),
+                                      {"x", parameters.padded},
+                                      {"x-active", parameters.active_padded},
+                                      {"M", 1e6},
+                                      {"B", 1e9},
+                                      {"T", 1e12}}) {
+        if (unit == name) factor = value;
+    }
     if (status != std::errc() || factor == 0 || !(number > 0 && number < 1e18)) {
         throw Error(ErrorKind::usage,
                     text("--tokens ", given,
-                         ": expected a number of tokens, or one per parameter as in 20x, or per parameter that a token "
+                         ": expected a number of tokens as in 300B, or one per parameter as in 20x, or per parameter "
+                         "that a token "
                          "uses as in 20x-active"),
-                    "For example --tokens 300e9.");
+                    "For example --tokens 300B, which is 300e9.");
     }
+    refuse_if(unit.empty() && number < static_cast<double>(options.tokens_per_step()),
+              text("--tokens ", given, ": less than a step, which has ", options.tokens_per_step(), " tokens"),
+              text("Give --tokens ", given, "x for so many tokens per parameter, or --tokens ", given,
+                   "B for so many billions."));
     return number * factor;
 }
 
@@ -240,10 +251,10 @@ constexpr int kMostDevices = 1 << 14;   // largest number of devices tried in th
 Plan make_plan(const Options& options) {
     Plan plan;
     plan.run = planned_run(options), plan.machine = planned_machine(options);
-    settle_recompute(plan.run, plan.machine.memory_bytes);
+    settle_recompute(plan.run, plan.machine);
     const ParamTable table(plan.run.config);
     plan.parameters = count_parameters(table);
-    plan.tokens = planned_tokens(options, plan.parameters);
+    plan.tokens = planned_tokens(plan.run.options, plan.parameters);
     plan.flops = plan.tokens * flops_per_token(plan.run.config, plan.run.options.seq_len);
     plan.best = ScalingLaw().optimum(plan.flops);
     plan.memory = kinds_of_memory(plan.run);

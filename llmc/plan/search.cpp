@@ -206,8 +206,8 @@ std::string reason(const Candidate& candidate, const Candidate& best, const Mach
     if (candidate.bytes == 0)
         return best.fits(machine) ? "slower by the closed form than those that fit" : "not counted";
     if (!candidate.fits(machine)) {
-        return formatted("does not fit: %.1f of %.1f GiB", candidate.bytes / (1 << 30),
-                         machine.memory_bytes / (1 << 30));
+        return formatted("does not fit: %.1f of %.1f GiB allowed", candidate.bytes / (1 << 30),
+                         machine.allowed_bytes() / (1 << 30));
     }
     if (&candidate == &best) return "the fastest that fits";
     if (!candidate.replayed && best.replayed) {

@@ -28,7 +28,7 @@ struct Candidate {
     double least = 0;        // lower bound of the seconds (least_seconds)
     double bytes = 0;        // on the fullest rank; 0: not counted, because enough faster ones fit
     bool replayed = false;   // `time` is of a replay, else of the closed form
-    bool fits(const Machine& machine) const { return bytes > 0 && bytes <= 0.9 * machine.memory_bytes; }
+    bool fits(const Machine& machine) const { return bytes > 0 && bytes <= machine.allowed_bytes(); }
 };
 
 // Returns the layout as options: --cp, its mode, --ep and those of the pipeline's schedule only where they are not the
