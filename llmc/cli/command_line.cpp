@@ -463,6 +463,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     if (verb == Verb::plan && o.vocab_size == 0 && o.layers == 0 && o.arch.empty()) {
         o.vocab_size = static_cast<int>(published_vocabulary(o.model));
     }
+    const bool size_is_open = o.micro_batch == kAutoMicroBatch || !given.contains("--micro-batch");
+    if (verb == Verb::plan && o.plan.search && size_is_open) {   // the search chooses it
+        o.plan.kept.erase("--micro-batch");
+        o.micro_batch = 1;
+    }
     check_predicted(o, verb == Verb::plan, beside.layout == LayoutChoice::auto_);
     result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
                                         [&](const char* name) { return given.contains(name); });

@@ -275,6 +275,7 @@ int plan_run(const Options& requested) {
         refuse_if(options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
                   "Give --processes, as in --processes 8.");
         check_processes(options, true);
+        if (!options.plan.kept.contains("--micro-batch")) options.micro_batch = kAutoMicroBatch;
         const Machine machine = planned_machine(options);
         auto is_given = [&](const char* name) { return requested.plan.kept.contains(name); };
         const std::vector<Candidate> found =

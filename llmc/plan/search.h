@@ -4,9 +4,10 @@
 // slower than the best so far.
 //
 // It varies --tp within a node, --cp (powers of two that leave a rank kLeastContext tokens of a sequence) with
-// --cp-mode (ring or ulysses), --pp, --dp, --ep (divisors of the experts), --zero, --recompute (none or block), and in
-// pipelines --pp-schedule (1f1b, zb, interleaved) with --pp-chunks (powers of two); the caller sets all else. gpipe and
-// naive are never faster than 1f1b.
+// --cp-mode (ring, ulysses, or hybrid with groups of powers of two), --pp, --dp, --ep (divisors of the experts),
+// --zero, --recompute (none or block), and in pipelines --pp-schedule (1f1b, zb, interleaved) with --pp-chunks (powers
+// of two); the caller sets all else. gpipe and naive are never faster than 1f1b. With micro_batch kAutoMicroBatch each
+// layout has the fastest of powers of two that fits.
 #pragma once
 
 #include <functional>
@@ -19,6 +20,7 @@
 #include "llmc/plan/step_recording.h"
 #include "llmc/plan/step_time.h"
 
+constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, where it is open
 constexpr int kLeastContext = 512;   // tokens of a sequence for each --cp rank
 
 struct Candidate {

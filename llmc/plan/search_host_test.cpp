@@ -452,3 +452,25 @@ TEST_CASE("plan: a batch that leaves no GPU of 7, or of 3 nodes of 5, without da
     CHECK_THROWS_WITH_AS(search_layouts(o, known_machine("H100"), 15),
                          doctest::Contains("no layout of 15 ranks divides this model and batch"), Error);
 }
+
+TEST_CASE("plan: an open micro-batch is the fastest that fits, and hybrid --cp is searched") {
+    Options o = options_of("gpt3:760M", 4);
+    Machine machine = known_machine("H100");
+    machine.memory_bytes = 30e9;   // which 8 sequences without recompute do not fit into
+    auto plain = [](const Options& other) { return is_plain(other) && other.tp == 1 && other.zero <= 1; };
+    double best = 1e30;
+    for (const int size : {1, 2, 4, 8}) {
+        o.micro_batch = size;
+        best = std::min(best, search_layouts(o, machine, 4, plain).front().time.seconds);
+    }
+    o.micro_batch = kAutoMicroBatch;
+    const Candidate found = search_layouts(o, machine, 4, plain).front();
+    CHECK(found.fits(machine));
+    CHECK(found.run.options.micro_batch > 1);
+    CHECK(found.time.seconds <= 1.01 * best);
+    o.micro_batch = 1;
+    auto is_hybrid = [](const Options& other) { return other.cp_mode == ContextMode::hybrid; };
+    const Options hybrid = search_layouts(o, machine, 4, is_hybrid, {1, 0}).front().run.options;
+    CHECK(hybrid.cp == 4);
+    CHECK(hybrid.ulysses() == 2);
+}
