@@ -1,4 +1,4 @@
-// What named models (model_config) have in their published form alone.
+// Declares a property that named models (model_config) have in their published form alone.
 #pragma once
 
 #include <cstdint>

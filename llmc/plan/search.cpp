@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int kMostChunks = 8;       // chunks per pipeline stage
-constexpr int kMostSequences = 64;   // of a micro-batch, where the search chooses it
+constexpr int kMostSequences = 64;   // sequences of a micro-batch that the search chooses
 
 // Returns the options as a run of their own, or nothing if they are refused.
 std::optional<PlannedRun> possible(const Options& options) {

@@ -20,7 +20,7 @@
 #include "llmc/plan/step_recording.h"
 #include "llmc/plan/step_time.h"
 
-constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, where it is open
+constexpr int kAutoMicroBatch = 0;   // value of Options::micro_batch that leaves it open
 constexpr int kLeastContext = 512;   // tokens of a sequence for each --cp rank
 
 struct Candidate {
