@@ -18,7 +18,7 @@ for precision in bf16 fp32; do
     verdict $? "$train: exit code $code, expected 69 and advice; it said: $message"
     plan=("$train" plan --gpu H100 --recompute none --attention own)
     expect 0 "by closed forms" "${plan[@]}" --model gpt2:124M --processes 8
-    expect 0 "speed: " "${plan[@]}" --model gpt2:124M --processes 4 --search 1
+    expect 0 "speed: " "${plan[@]}" --model gpt2:124M --processes 4 --search 1 --total-batch 65536
     expect 0 "speed: " "$train" plan --gpu H100 --model llama:8B --processes 8 --zero 3
     expect 0 "speed: " "$train" plan --gpu H100 --model gpt2:124M --attention own-sm90
     on_cpu=build/cpu-$precision/train_gpt

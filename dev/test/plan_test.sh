@@ -73,6 +73,9 @@ fi
 
 # ---- tokens
 expect 0 "training: 3e+11 tokens" "${plan[@]}" --tokens 300e9
+expect 0 " at 2.5 each" "$train_gpt" plan --gpu h100 --model qwen3:600M --tokens 300B --price '$2.5' --micro-batch 1 --seq-len 128
+grep -q "^training: 3e+11 tokens" "$work/out" && grep -q "vocabulary 151936 " "$work/out" && grep -q "^layout: 1 devices (H100)" "$work/out"
+verdict $? "a GPU in small letters, 300B tokens, and the published vocabulary: $(head -n 5 "$work/out")"
 expect 0 "training: 2.048e+04 tokens" "${plan[@]}" --total-batch 2048 --max-steps 10
 expect 0 "training: 6.647e+07 tokens (20.0 per parameter)" "${plan[@]}"
 
@@ -91,10 +94,11 @@ expect 0 "\"active_parameters\": $active.0," "${plan[@]}" "${mixture[@]}" --json
 # ---- what is refused
 refused() { expect 64 "$@"; }
 for value in 0x 0 -5 abc x20 20y 20xx 20active 20x- 1e19 nan; do
-    refused "--tokens $value: expected a number of tokens, or one per parameter" "${plan[@]}" --tokens $value
+    refused "--tokens $value: expected a number of tokens as in 300B, or one per parameter" "${plan[@]}" --tokens $value
 done
 refused "--gpu B300: not in the table, expected one of H100, H200" "${plan[@]}" --gpu B300
-refused "--gpu h100: not in the table" "${plan[@]}" --gpu h100
+refused "--tokens 20x for so many tokens per parameter" "${plan[@]}" --tokens 20
+refused "--price" "${plan[@]}" --price '$'
 for value in 370 0,4 -1,2 '370,' ',4' 370,4,5 fast 370,fast 1e10,1 nan,1; do
     refused "--link-intra $value: expected GB/s,us, as in 370,4" "${plan[@]}" --link-intra=$value
     refused "--link-inter $value: expected GB/s,us" "${plan[@]}" --link-inter=$value
@@ -150,7 +154,7 @@ read -r _ tp _ pp _ dp <<<"$best"
 grep -qF -- "--tp $tp --pp $pp --dp $dp " <(grep '^layout: 8 devices' "$work/out")
 verdict $? "what is planned is the best, $best: $(grep '^layout' "$work/out")"
 expect 0 " GiB" "$train_gpt" plan --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
-grep -q 'does not fit: [0-9.]* of [0-9.]* GiB' "$work/out"
+grep -q 'does not fit: [0-9.]* of 71.6 GiB allowed' "$work/out"
 verdict $? "what does not fit: $(head -n 5 "$work/out")"
 huge=(--layers 200 --heads 160 --channels 20480 --vocab-size 50257 --seq-len 1024)   # no node holds it, nor do the addresses of a recorded device
 expect 0 "none fits; those that take the least memory:" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --search 1 --processes 8 --total-batch 8192
@@ -172,11 +176,16 @@ keeps '--cp 4 --cp-mode ulysses ' --cp 4 --cp-mode ulysses --cp-ulysses 4
 keeps '--tp 2 .* --zero 3 ' --tp 2 --zero 3
 refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
 
+refused "--search 1 without --processes" "${plan[@]}" --search 1 --total-batch 8192
+refused "--processes 16 --tp 4 --dp 8: the layout has 32 ranks" "${plan[@]}" --processes 16 --tp 4 --dp 8
+expect 0 "would let data parallelism use all 3 GPUs." "${plan[@]}" --search 1 --processes 3 --pp 3 --total-batch 2048
+
 # ---- a machine that is measured, a plan for it, and the run
 numbers_as_data 4000 2000
 run=(--layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --recompute none)
 data=(--train-data "$work/data/*train*.bin" --val-every 0 --sample-every 0)
 expect 0 "the run can begin" "$train_gpt" check "${run[@]}" "${data[@]}" --write-machine "$work/machine"
+expect 0 "vocabulary: 257, the data's; llama:15M was published with 32000" "$train_gpt" check --model llama:15M --seq-len 32 --micro-batch 1 "${data[@]}"
 in_machine() { tr -d '\n' <"$1" | sed -nE "s/.*\"$2\": \{? *(\"bytes_per_second\": )?([-0-9.e+]+).*/\2/p"; }
 [ "$(in_machine "$work/machine" multiprocessors)" = 0 ]
 verdict $? "no collective takes anything from one rank: $(in_machine "$work/machine" multiprocessors)"

@@ -17,7 +17,8 @@ Machine own_machine(const Options& o, const LaunchEnvironment& launch, bool layo
     if (launch.ranks > 1) load_kernels_at_start();
     const cudaDeviceProp device = device_properties();
     Machine machine;
-    if (layout) machine = o.plan.machine.empty() ? machine_of_device(device.name) : read_machine(o.plan.machine);
+    if (layout)
+        machine = o.plan.machine.empty() ? machine_of_device(device.name, o.tf32) : read_machine(o.plan.machine);
     int devices = 0;
     CUDA_CHECK(cudaGetDeviceCount(&devices));
     const int here = std::max(1, launch.local_ranks), sharing = (here + devices - 1) / std::max(1, devices);

@@ -5,9 +5,8 @@
 #include <string>
 
 #include "llmc/cli/verbs.h"
+#include "llmc/plan/search.h"
 #include "llmc/run/options/options.h"
-
-constexpr int kAutoMicroBatch = 0;   // Options::micro_batch, until it is settled
 
 // Settles the options that were left open, and returns them as text for the log; empty: none was. With `layout`, sets
 // the layout options that were not given (those of layout_text) to those of

@@ -23,6 +23,7 @@
 #include "llmc/cli/option_table.h"
 #include "llmc/cli/version.h"
 #include "llmc/model/families/weight_source.h"
+#include "llmc/model/named_models.h"
 #include "llmc/parallel/schedule_picture.h"
 #include "llmc/run/options/layout_options.h"
 #include "llmc/run/options/part_options.h"
@@ -459,6 +460,14 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.seq_len = static_cast<int>(positions_of_model(o).value_or(o.seq_len));
     }
     for (const auto& [name, value] : given) o.plan.kept.insert(name);
+    if (verb == Verb::plan && o.vocab_size == 0 && o.layers == 0 && o.arch.empty()) {
+        o.vocab_size = static_cast<int>(published_vocabulary(o.model));
+    }
+    const bool size_is_open = o.micro_batch == kAutoMicroBatch || !given.contains("--micro-batch");
+    if (verb == Verb::plan && o.plan.search && size_is_open) {   // the search chooses it
+        o.plan.kept.erase("--micro-batch");
+        o.micro_batch = 1;
+    }
     check_predicted(o, verb == Verb::plan, beside.layout == LayoutChoice::auto_);
     result.chosen = settle_auto_options(verb, o, beside.layout == LayoutChoice::auto_,
                                         [&](const char* name) { return given.contains(name); });

@@ -508,3 +508,15 @@ TEST_CASE("options: what is left open is settled, and only that") {
     CHECK(four.chosen.starts_with("chosen: --tp 2 --pp "));
     CHECK(complaint({"--layout", "auto", "--model", "d12"}).starts_with("64 --layout auto: the speeds of this device"));
 }
+
+TEST_CASE("a plan takes the vocabulary that the named model was published with; training that of its data") {
+    auto vocabulary = [](std::vector<std::string> arguments) {
+        return parse_command_line(arguments).options.vocab_size;
+    };
+    CHECK(vocabulary({"plan", "--model", "llama:8B"}) == 128256);
+    CHECK(vocabulary({"plan", "--model", "olmo3:32B"}) == 100278);
+    CHECK(vocabulary({"plan", "--model", "llama:8B", "--vocab-size", "1000"}) == 1000);
+    CHECK(vocabulary({"plan", "--model", "gpt2:124M"}) == 0);
+    CHECK(vocabulary({"plan", "--layers", "2", "--heads", "2", "--channels", "32"}) == 0);
+    CHECK(vocabulary({"--model", "llama:8B"}) == 0);
+}

@@ -97,7 +97,8 @@ void OptionTable::add_options_of_models(Options& o, CommandLineOptions& beside) 
     number("--channels", o.channels, 0, 1 << 20, "width of the residual stream");
     taken_by(train, check, evaluate);
     number("--vocab-size", o.vocab_size, 0, 1 << 24,
-           trains ? "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257"
+           trains ? "token ids the model knows; 0: as the data's tokenizer or the model file says, else GPT-2's 50257; "
+                    "plan: a named model's own"
                   : "ids of the model, where it is meant to have more than the data's tokenizer");
     taken_by(train, check);
     string("--arch", o.arch, "a Hugging Face config.json: the model, with random weights; instead of --model");
@@ -502,10 +503,15 @@ void OptionTable::add_options_of_plan(Options& o) {
     of_plan(string("--link-intra", p.link_intra,
                    "GB/s,us: what a device sends inside a node, and a message's latency; empty: the machine's"));
     of_plan(string("--link-inter", p.link_inter, "the same between nodes"));
-    of_plan(number("--price", p.price, 0, 1e6, "of a GPU-hour, in any currency"));
-    of_plan(string("--tokens", p.tokens,
-                   "to train on, as 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "
-                   "token's own experts and the rest; empty: those of --max-steps, else 20x"));
+    OptionRow& price = number("--price", p.price, 0, 1e6, "of a GPU-hour, in any currency; may begin with $");
+    price.read = [read_number = price.read](const std::string& value) {
+        return read_number(value.starts_with("$") ? value.substr(1) : value);
+    };
+    of_plan(price);
+    of_plan(
+        string("--tokens", p.tokens,
+               "to train on, as 300B or 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "
+               "token's own experts and the rest; empty: those of --max-steps, else 20x"));
     of_plan(choice("--search", p.search, "find the fastest layout of as many devices that fits, and plan that"));
     of_plan(string("--compare", p.compare,
                    "a run's --output-dir: what it measured stands beside what is planned of the same options"));

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/model/config.h"
+#include "llmc/model/named_models.h"
 
 namespace {
 
@@ -56,6 +57,7 @@ struct LlamaSize {
     bool tied;
     std::int64_t context;
     double rope_theta;
+    std::int64_t vocabulary;   // that the published model has
 };
 struct LlamaFamily {
     const char* prefix;
@@ -81,48 +83,48 @@ const std::vector<LlamaFamily>& llama_families() {
         {"llama:",
          llama,
          {
-             {{"15M", 6, 288, 6}, 6, 768, true, 256, 10000},
-             {{"110M", 12, 768, 12}, 12, 2048, true, 1024, 10000},
-             {{"125M", 30, 576, 9}, 3, 1536, true, 2048, 10000},
-             {{"350M", 32, 960, 15}, 5, 2560, true, 2048, 10000},
-             {{"1B", 16, 2048, 32}, 8, 8192, true, 8192, 500000},
-             {{"8B", 32, 4096, 32}, 8, 14336, false, 8192, 500000},
+             {{"15M", 6, 288, 6}, 6, 768, true, 256, 10000, 32000},
+             {{"110M", 12, 768, 12}, 12, 2048, true, 1024, 10000, 32000},
+             {{"125M", 30, 576, 9}, 3, 1536, true, 2048, 10000, 32000},
+             {{"350M", 32, 960, 15}, 5, 2560, true, 2048, 10000, 32000},
+             {{"1B", 16, 2048, 32}, 8, 8192, true, 8192, 500000, 128256},
+             {{"8B", 32, 4096, 32}, 8, 14336, false, 8192, 500000, 128256},
          }},
         // Jiang et al., "Mistral 7B", 2023
         {"mistral:",
          mistral,
          {
-             {{"7B", 32, 4096, 32}, 8, 14336, false, 8192, 10000},
+             {{"7B", 32, 4096, 32}, 8, 14336, false, 8192, 10000, 32000},
          }},
         // Qwen2.5 (Yang et al., "Qwen2.5 technical report", 2024)
         {"qwen2:",
          qwen2,
          {
-             {{"500M", 24, 896, 14}, 2, 4864, true, 4096, 1e6},
-             {{"1500M", 28, 1536, 12}, 2, 8960, true, 4096, 1e6},
-             {{"3B", 36, 2048, 16}, 2, 11008, true, 4096, 1e6},
-             {{"7B", 28, 3584, 28}, 4, 18944, false, 4096, 1e6},
+             {{"500M", 24, 896, 14}, 2, 4864, true, 4096, 1e6, 151936},
+             {{"1500M", 28, 1536, 12}, 2, 8960, true, 4096, 1e6, 151936},
+             {{"3B", 36, 2048, 16}, 2, 11008, true, 4096, 1e6, 151936},
+             {{"7B", 28, 3584, 28}, 4, 18944, false, 4096, 1e6, 152064},
          }},
         // Yang et al., "Qwen3 technical report", 2025
         {"qwen3:",
          qwen3,
          {
-             {{"600M", 28, 1024, 16}, 8, 3072, true, 4096, 1e6},
-             {{"1700M", 28, 2048, 16}, 8, 6144, true, 4096, 1e6},
-             {{"8B", 36, 4096, 32}, 8, 12288, false, 4096, 1e6},
+             {{"600M", 28, 1024, 16}, 8, 3072, true, 4096, 1e6, 151936},
+             {{"1700M", 28, 2048, 16}, 8, 6144, true, 4096, 1e6, 151936},
+             {{"8B", 36, 4096, 32}, 8, 12288, false, 4096, 1e6, 151936},
          }},
         // Bakouch et al., "SmolLM3", 2025
         {"smollm3:",
          smollm3,
          {
-             {{"3B", 36, 2048, 16}, 4, 11008, true, 4096, 50000},
+             {{"3B", 36, 2048, 16}, 4, 11008, true, 4096, 50000, 128256},
          }},
         // OLMo team, "Olmo 3", 2025
         {"olmo3:",
          olmo3,
          {
-             {{"7B", 32, 4096, 32}, 32, 11008, false, 8192, 500000},
-             {{"32B", 64, 5120, 40}, 8, 27648, false, 8192, 500000},
+             {{"7B", 32, 4096, 32}, 32, 11008, false, 8192, 500000, 100278},
+             {{"32B", 64, 5120, 40}, 8, 27648, false, 8192, 500000, 100278},
          }},
     };
     return all;
@@ -196,6 +198,15 @@ bool is_descriptor(const std::string& text) {
         if (text.starts_with(family.prefix)) return true;
     }
     return text.starts_with("d") && text.size() > 1 && text.find_first_not_of("0123456789", 1) == std::string::npos;
+}
+
+std::int64_t published_vocabulary(const std::string& descriptor) {
+    for (const LlamaFamily& family : llama_families()) {
+        for (const LlamaSize& size : family.sizes) {
+            if (descriptor == text(family.prefix, size.size.name)) return size.vocabulary;
+        }
+    }
+    return 0;
 }
 
 std::string model_names() {

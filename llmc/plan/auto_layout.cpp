@@ -33,14 +33,14 @@ bool is_possible(const Options& options) {
     }
 }
 
-std::optional<Machine> machine_in_table(const std::string& device) {
+std::optional<Machine> machine_in_table(const std::string& device, bool tf32) {
     for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
         std::string upper = name, found = device;
         for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
         if (found.find(upper) == std::string::npos) continue;
         const bool other_links = found.find("PCIE") != std::string::npos || found.find("NVL") != std::string::npos;
         if (other_links && upper.find("PCIE") == std::string::npos) return {};
-        return known_machine(name);
+        return known_machine(name, tf32);
     }
     return {};
 }
@@ -66,10 +66,11 @@ int largest_micro_batch(const Options& requested, double device_bytes) {
         }
         if (largest > 0) return largest;
     }
-    throw Error(ErrorKind::usage,
-                formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
-                          requested.seq_len, device_bytes / (1 << 30)),
-                "Take more devices, --recompute block, a higher --zero, or let --layout auto choose.");
+    throw Error(
+        ErrorKind::usage,
+        formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
+                  requested.seq_len, device_bytes / (1 << 30)),
+        "Take more devices, --recompute block, a higher --zero, or let --layout auto (of a plan: --search) choose.");
 }
 
 Options best_layout(const Options& options, const Machine& machine, int ranks,
@@ -82,15 +83,15 @@ Options best_layout(const Options& options, const Machine& machine, int ranks,
     return best.run.options;
 }
 
-Machine machine_of_device(const std::string& device) {
-    if (std::optional<Machine> machine = machine_in_table(device)) return *machine;
+Machine machine_of_device(const std::string& device, bool tf32) {
+    if (std::optional<Machine> machine = machine_in_table(device, tf32)) return *machine;
     throw Error(ErrorKind::usage, text("--layout auto: the speeds of this device, ", device, ", are not in the table"),
                 "Measure them with `train_gpt check --write-machine FILE`, and add --machine FILE.");
 }
 
 int multiprocessors_left(const Options& options, const ModelConfig& config, const MeshShape& mesh, int devices_per_node,
                          const std::string& device) {
-    const std::optional<Machine> machine = machine_in_table(device);
+    const std::optional<Machine> machine = machine_in_table(device, options.tf32);
     if (mesh.size() == 1 || mesh.size() > devices_per_node || !is_predicted(options) || !machine)
         return options.comm_sms;
     return collectives_share(options, ParamTable(config), mesh, *machine) > 1.0 / 3 ? options.comm_sms : 0;

@@ -27,4 +27,4 @@ int multiprocessors_left(const Options& options, const ModelConfig& config, cons
 int multiprocessors_left(const Options& options, const ModelConfig& config, World& world);
 
 // Returns the table's machine for a device name as CUDA reports it. Throws Error(usage) if there is none.
-Machine machine_of_device(const std::string& device);
+Machine machine_of_device(const std::string& device, bool tf32 = false);

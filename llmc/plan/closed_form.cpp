@@ -218,11 +218,10 @@ private:
         ZeroTime found;
         found.bytes = reduced + gathered + traffic.replicas;
         if (found.bytes == 0) return found;
-        std::set<int> nodes;
         MeshShape stage = mesh_;   // groups are inside a stage
         stage.pp = 1;
-        for (const int member : group_members(stage, {}, axes)) nodes.insert(member / machine_.devices_per_node);
-        found.group = {group_size(mesh_, axes), static_cast<int>(nodes.size())};
+        found.group = {group_size(mesh_, axes),
+                       most_nodes(group_members(stage, {}, axes), mesh_.size(), machine_.devices_per_node)};
         const int units = static_cast<int>(own.units().size());
         auto seconds = [&](int count, double bytes, int passes) {
             return bytes == 0 ? 0 : count * collective_seconds(machine_, found.group, bytes / count, passes);

@@ -57,6 +57,31 @@ Arena counted_alone(Options options, const ModelConfig& config, const MeshShape&
 
 }   // namespace
 
+void check_processes(const Options& o, bool dp_is_open) {
+    const std::int64_t ranks = o.startup.ranks, replica = std::int64_t{o.pp} * o.cp * o.tp,
+                       unit = replica * std::max(1, o.dp);
+    if (ranks <= 0 || (dp_is_open ? ranks % unit == 0 : ranks == unit)) return;
+    std::string axes;
+    for (const auto& [flag, size] : {std::pair(" --pp ", o.pp), {" --cp ", o.cp}, {" --tp ", o.tp}, {" --dp ", o.dp}}) {
+        if (size > 1) axes += text(flag, size);
+    }
+    std::string hint = text("Give --processes ", unit);
+    if (o.dp > 0) {
+        hint += ranks % replica == 0
+                    ? text(", or leave --dp out: ", ranks / replica, " replicas of the model use all ", ranks, ".")
+                    : ", or another layout.";
+    } else {
+        const std::int64_t below = ranks / unit * unit;
+        hint = below > 0 ? text("Give --processes ", below, " or ", below + unit) : hint;
+        hint += text(", or a layout that divides ", ranks, ".");
+    }
+    throw Error(ErrorKind::usage,
+                dp_is_open
+                    ? text("--processes ", ranks, axes, ": expected a multiple of ", unit)
+                    : text("--processes ", ranks, axes, ": the layout has ", unit, unit == 1 ? " rank" : " ranks"),
+                hint);
+}
+
 ModelConfig planned_model(const Options& o) {
     if (o.layers == 0 && !is_descriptor(o.model)) {
         throw Error(ErrorKind::usage, text("--model ", o.model, ": a plan of a model in a file"),
@@ -67,6 +92,7 @@ ModelConfig planned_model(const Options& o) {
 
 PlannedRun planned_run(const Options& requested) {
     Options options = requested;
+    check_processes(options, options.dp == 0);
     const std::int64_t replica = std::int64_t{options.pp} * options.cp * options.tp;
     const auto dp = static_cast<int>(std::max<std::int64_t>(1, options.startup.ranks / replica));
     fit_to_ranks(options, options.dp > 0 ? options.dp : dp);

@@ -16,8 +16,12 @@ struct PlannedRun {
     MeshShape mesh;
 };
 // Plans a run. The model must be a named size or given by its dimensions, with GPT-2's vocabulary unless --vocab-size
-// is given. Throws Error(usage) for impossible options, and for a --model that is a file.
+// is given. Throws Error(usage) for impossible options, for a --model that is a file, and as check_processes does.
 PlannedRun planned_run(const Options& options);
+
+// Throws Error(usage) if --processes is given and is not the layout's number of ranks, --pp x --cp x --tp x --dp; where
+// --dp is open, not a multiple of it.
+void check_processes(const Options& options, bool dp_is_open);
 
 // Returns the model that the options describe; throws as planned_run does.
 ModelConfig planned_model(const Options& options);

@@ -1,6 +1,7 @@
 // Tests the level that --recompute auto takes on devices of several sizes, and what a run is told of its memory.
 #include <algorithm>
 
+#include "llmc/base/exit_code.h"
 #include "llmc/cuda_on_cpu/blas/attention_workspace.h"
 #include "llmc/cuda_on_cpu/queue/device.h"
 #include "llmc/plan/memory_plan.h"
@@ -171,4 +172,35 @@ TEST_CASE("memory plan: what the ranks of a device, and of a machine, need toget
     CHECK(suffices(own).starts_with("69 too little memory of the machine: its ranks keep 60.0 MiB for checkpoints"));
     own.bytes.machine = 0;
     CHECK(suffices(own).ends_with("of 200.0 MiB free"));
+}
+
+TEST_CASE("plan: --processes is the number of ranks that is planned, or an error says what would be") {
+    auto fault = [](int processes, int pp, int tp, int dp) {
+        Options o;
+        o.layers = 6, o.heads = 8, o.channels = 64, o.seq_len = 32, o.micro_batch = 1;
+        o.startup.ranks = processes, o.pp = pp, o.tp = tp, o.dp = dp;
+        try {
+            const int planned = planned_run(o).mesh.size();
+            CHECK(planned == (processes > 0 ? processes : pp * tp * std::max(1, dp)));
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::usage);
+            return words_of(error);
+        }
+        return std::string();
+    };
+    CHECK(fault(16, 1, 4, 4).empty());
+    CHECK(fault(16, 1, 4, 0).empty());
+    CHECK(fault(15, 3, 1, 0).empty());
+    CHECK(fault(-1, 3, 2, 4).empty());
+    CHECK_MESSAGE(
+        fault(16, 1, 4, 8) ==
+            "--processes 16 --tp 4 --dp 8: the layout has 32 ranks\n  Give --processes 32, or leave --dp out: 4 "
+            "replicas of the model use all 16.",
+        fault(16, 1, 4, 8));
+    CHECK_MESSAGE(fault(16, 3, 1, 0) ==
+                      "--processes 16 --pp 3: expected a multiple of 3\n  Give --processes 15 or 18, or a layout that "
+                      "divides 16.",
+                  fault(16, 3, 1, 0));
+    CHECK(fault(2, 1, 4, 0).ends_with("Give --processes 4, or a layout that divides 2."));
+    CHECK(fault(7, 1, 2, 2).ends_with("Give --processes 4, or another layout."));
 }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
@@ -55,7 +56,7 @@ std::vector<StageMemory> kinds_of_memory(const PlannedRun& run) {
 }
 
 // --recompute auto: sets the lowest level with which nine tenths of the device suffice, as a run does.
-void settle_recompute(PlannedRun& run, double memory_bytes) {
+void settle_recompute(PlannedRun& run, const Machine& machine) {
     if (run.options.recompute) return;
     for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
         run.options.recompute = level;
@@ -63,7 +64,7 @@ void settle_recompute(PlannedRun& run, double memory_bytes) {
         for (const int stage : fullest_stages(run.options)) {
             most = std::max(most, static_cast<double>(fullest_rank(run, stage, level).high_water()));
         }
-        if (most <= 0.9 * memory_bytes) return;
+        if (most <= machine.allowed_bytes()) return;
     }
 }
 
@@ -203,7 +204,8 @@ double Plan::mfu() const {
 
 Machine planned_machine(const Options& options) {
     const PlanOptions& requested = options.plan;
-    Machine machine = requested.machine.empty() ? known_machine(requested.gpu) : read_machine(requested.machine);
+    Machine machine =
+        requested.machine.empty() ? known_machine(requested.gpu, options.tf32) : read_machine(requested.machine);
     if (options.startup.gpus_per_node > 0) machine.devices_per_node = options.startup.gpus_per_node;
     if (!requested.link_intra.empty()) machine.intra = link_from("--link-intra", requested.link_intra);
     if (!requested.link_inter.empty()) machine.inter = link_from("--link-inter", requested.link_inter);
@@ -220,17 +222,27 @@ double planned_tokens(const Options& options, const ParameterCounts& parameters)
     const char* const end = given.data() + given.size();
     const auto [rest, status] = std::from_chars(given.data(), end, number);
     const std::string_view unit(rest, end);
-    const double factor = unit.empty()         ? 1
-                          : unit == "x"        ? parameters.padded
-                          : unit == "x-active" ? parameters.active_padded
-                                               : 0;
+    double factor = 0;
+    for (const auto& [name, value] : {std::pair("", 1.0),
+                                      {"x", parameters.padded},
+                                      {"x-active", parameters.active_padded},
+                                      {"M", 1e6},
+                                      {"B", 1e9},
+                                      {"T", 1e12}}) {
+        if (unit == name) factor = value;
+    }
     if (status != std::errc() || factor == 0 || !(number > 0 && number < 1e18)) {
         throw Error(ErrorKind::usage,
                     text("--tokens ", given,
-                         ": expected a number of tokens, or one per parameter as in 20x, or per parameter that a token "
+                         ": expected a number of tokens as in 300B, or one per parameter as in 20x, or per parameter "
+                         "that a token "
                          "uses as in 20x-active"),
-                    "For example --tokens 300e9.");
+                    "For example --tokens 300B, which is 300e9.");
     }
+    refuse_if(unit.empty() && number < static_cast<double>(options.tokens_per_step()),
+              text("--tokens ", given, ": less than a step, which has ", options.tokens_per_step(), " tokens"),
+              text("Give --tokens ", given, "x for so many tokens per parameter, or --tokens ", given,
+                   "B for so many billions."));
     return number * factor;
 }
 
@@ -239,10 +251,10 @@ constexpr int kMostDevices = 1 << 14;   // largest number of devices tried in th
 Plan make_plan(const Options& options) {
     Plan plan;
     plan.run = planned_run(options), plan.machine = planned_machine(options);
-    settle_recompute(plan.run, plan.machine.memory_bytes);
+    settle_recompute(plan.run, plan.machine);
     const ParamTable table(plan.run.config);
     plan.parameters = count_parameters(table);
-    plan.tokens = planned_tokens(options, plan.parameters);
+    plan.tokens = planned_tokens(plan.run.options, plan.parameters);
     plan.flops = plan.tokens * flops_per_token(plan.run.config, plan.run.options.seq_len);
     plan.best = ScalingLaw().optimum(plan.flops);
     plan.memory = kinds_of_memory(plan.run);
@@ -257,25 +269,21 @@ Plan make_plan(const Options& options) {
     return plan;
 }
 
-namespace {
-
-// Returns --processes, else the number of ranks of the options' layout.
-int ranks_of(const Options& o) {
-    return o.startup.ranks > 0 ? o.startup.ranks : o.pp * o.cp * o.tp * std::max(1, o.dp);
-}
-
-}   // namespace
-
 int plan_run(const Options& requested) {
     Options options = requested;
     if (options.plan.search) {
+        refuse_if(options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
+                  "Give --processes, as in --processes 8.");
+        check_processes(options, true);
+        if (!options.plan.kept.contains("--micro-batch")) options.micro_batch = kAutoMicroBatch;
         const Machine machine = planned_machine(options);
+        auto is_given = [&](const char* name) { return requested.plan.kept.contains(name); };
         const std::vector<Candidate> found =
-            search_layouts(options, machine, ranks_of(options), [&](const Options& other) {
-                return keeps_given(requested, other,
-                                   [&](const char* name) { return requested.plan.kept.contains(name); });
-            });
-        std::fputs(search_text(found, machine).c_str(), options.plan.json ? stderr : stdout);
+            search_layouts(options, machine, options.startup.ranks,
+                           [&](const Options& other) { return keeps_given(requested, other, is_given); });
+        const std::string batches = batches_for_all(options, options.startup.ranks);
+        const std::string said = search_text(found, machine) + (batches.empty() ? "" : batches + "\n");
+        std::fputs(said.c_str(), options.plan.json ? stderr : stdout);
         options = found.front().run.options;
     }
     const Plan plan = make_plan(options);

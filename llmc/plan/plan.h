@@ -45,7 +45,7 @@ struct Plan {
 
     double devices() const { return run.mesh.size(); }
     double most_bytes() const;
-    double allowed_bytes() const { return 0.9 * machine.memory_bytes; }   // per device
+    double allowed_bytes() const { return machine.allowed_bytes(); }   // per device
     bool fits() const { return most_bytes() <= allowed_bytes(); }
     double tokens_per_second() const { return static_cast<double>(run.options.tokens_per_step()) / step.seconds; }
     double mfu() const;
@@ -57,8 +57,8 @@ constexpr double kAllowedIdle = 0.2;   // share of the time for the bubble, and 
 
 // Returns the machine that the options name, with their overrides.
 Machine planned_machine(const Options& options);
-// Parses "20x" (per padded parameter), "20x-active" (per active one) or a number of tokens; empty: those of
-// --max-steps, else 20x. Throws Error(usage).
+// Parses "20x" (per padded parameter), "20x-active" (per active one) or a number of tokens, which may end with M, B or
+// T; empty: those of --max-steps, else 20x. Throws Error(usage), also for fewer tokens than a step has.
 double planned_tokens(const Options& options, const ParameterCounts& parameters);
 
 Plan make_plan(const Options& options);

@@ -1,7 +1,10 @@
 // Numbers of papers that a plan must give back: parameters, bubbles, scaling laws, latencies, failures.
 #include <doctest/doctest.h>
 
+#include <cctype>
+
 #include "llmc/model/parameters/param_table.h"
+#include "llmc/model/precision.h"
 #include "llmc/parallel/schedule.h"
 #include "llmc/plan/machine/nccl_time.h"
 #include "llmc/plan/plan.h"
@@ -240,4 +243,48 @@ TEST_CASE("plan: what relieves a limit is an option that the run can take") {
     CHECK(all_limits(plan).front().relief == "--recompute block, or a shorter --seq-len");
     plan.run.options.recompute = Recompute::block;
     CHECK(all_limits(plan).front().relief == "a shorter --seq-len, or --cp");
+}
+
+TEST_CASE("plan: tokens as people write them; fewer than a step has are asked about") {
+    Options o;
+    o.micro_batch = 1, o.seq_len = 1024, o.dp = 1;
+    const ParameterCounts parameters{.padded = 1000, .exported = 900, .active_padded = 500, .active_exported = 400};
+    auto tokens = [&](const char* given) {
+        o.plan.tokens = given;
+        return planned_tokens(o, parameters);
+    };
+    CHECK(tokens("300B") == 300e9);
+    CHECK(tokens("1.5T") == 1.5e12);
+    CHECK(tokens("2048") == 2048);
+    CHECK(tokens("20M") == 20e6);
+    CHECK(tokens("20x") == 20000);
+    CHECK(tokens("20x-active") == 10000);
+    CHECK_THROWS_AS(tokens("300b"), Error);
+    CHECK_THROWS_WITH_AS(tokens("20"), doctest::Contains("--tokens 20: less than a step, which has 1024 tokens"),
+                         Error);
+    CHECK_THROWS_AS(tokens("1023"), Error);
+}
+
+TEST_CASE("plan: a GPU's name may be in small letters, and TF32 has its own speed in fp32") {
+    for (const char* name : {"H100", "GH200", "A100-PCIe"}) {
+        std::string lower = name;
+        for (char& letter : lower) letter = static_cast<char>(std::tolower(letter));
+        CHECK(known_machine(lower).name == name);
+    }
+    const double ratio = known_machine("H100", true).best_matmul() / known_machine("H100").best_matmul();
+    CHECK(ratio == Approx(dtype_of<floatX> == DType::fp32 ? 495.0 / 67 : 1).epsilon(0.01));
+    Options o;
+    o.tf32 = true;
+    CHECK(planned_machine(o).best_matmul() == known_machine("H100", true).best_matmul());
+}
+
+TEST_CASE("plan: a group is spread over the nodes of the group that straddles most") {
+    CHECK(most_nodes({0, 1, 2, 3}, 8, 8) == 1);
+    CHECK(most_nodes({0, 1, 2, 3}, 16, 8) == 1);
+    CHECK(most_nodes({0, 1, 2, 3}, 12, 6) == 2);   // ranks 4 to 7
+    CHECK(most_nodes({0, 4}, 12, 6) == 2);         // ranks 2 and 6
+    CHECK(most_nodes({0, 6}, 12, 6) == 2);
+    CHECK(most_nodes({9, 10, 11}, 15, 5) == 2);
+    CHECK(most_nodes({4, 5, 6}, 9, 3) == 2);   // not a multiple of its size: what is given stays
+    CHECK(most_nodes({}, 9, 3) == 1);
 }

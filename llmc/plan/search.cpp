@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "llmc/base/log.h"
+#include "llmc/base/refuse.h"
 #include "llmc/plan/all_cores.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/run/options/layout_options.h"
@@ -12,7 +13,8 @@
 
 namespace {
 
-constexpr int kMostChunks = 8;   // chunks per pipeline stage
+constexpr int kMostChunks = 8;       // chunks per pipeline stage
+constexpr int kMostSequences = 64;   // sequences of a micro-batch that the search chooses
 
 // Returns the options as a run of their own, or nothing if they are refused.
 std::optional<PlannedRun> possible(const Options& options) {
@@ -66,14 +68,19 @@ std::vector<Options> scheduled(const Options& options) {
     return all;
 }
 
-// Returns options with the numbers of ranks that may share a sequence, at most `most`, and the ways to share it; hybrid
-// only where the options have it.
+// Returns options with the numbers of ranks that may share a sequence, at most `most`, and the ways to share it: hybrid
+// with groups of powers of two, and as the options have it.
 std::vector<Options> shared_sequences(const Options& options, int most) {
     std::vector<Options> all;
     for (const int cp : powers_of_two(most, options.cp)) {
         Options one = options;
         one.cp = cp;
-        if (cp > 1 && one.cp_mode == ContextMode::hybrid) all.push_back(one);
+        const int own = one.cp_mode == ContextMode::hybrid ? one.cp_ulysses : 0;
+        one.cp_mode = ContextMode::hybrid;
+        for (const int ulysses : powers_of_two(cp / 2, std::max(1, own))) {
+            one.cp_ulysses = ulysses;
+            if (cp > 1 && ulysses > 1) all.push_back(one);
+        }
         one.cp_ulysses = 0;
         for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses}) {
             one.cp_mode = mode;
@@ -111,6 +118,24 @@ std::vector<Options> divided(const Options& requested, const Machine& machine, i
     return all;
 }
 
+// Returns the fastest candidate, by the closed form with an estimate of the pipeline, of the micro-batches that the
+// layout may have, of at most `most` sequences; nothing if it may have none.
+std::optional<Candidate> best_micro_batch(Options layout, const ParamTable& table, const Machine& machine, int most) {
+    std::vector<int> sizes{layout.micro_batch};
+    if (layout.micro_batch == kAutoMicroBatch) sizes = powers_of_two(most, 1);
+    std::optional<Candidate> best;
+    for (const int size : sizes) {
+        layout.micro_batch = size;
+        const std::optional<PlannedRun> run = possible(layout);
+        if (!run) continue;
+        const StepTime time = closed_form_time(run->options, table, run->mesh, machine, PipelineTime::estimated);
+        if (best && best->formula <= time.seconds) continue;
+        best.emplace();
+        best->run = *run, best->time = time, best->formula = time.seconds;
+    }
+    return best;
+}
+
 std::vector<Candidate> all_layouts(const Options& options, const Machine& machine, int ranks,
                                    const std::function<bool(const Options&)>& is_allowed) {
     std::vector<Options> listed = divided(options, machine, ranks);
@@ -119,12 +144,7 @@ std::vector<Candidate> all_layouts(const Options& options, const Machine& machin
     const ParamTable table(planned_model(options));
     on_all_cores(static_cast<int>(listed.size()), [&](int i) {
         const auto at = static_cast<std::size_t>(i);
-        const std::optional<PlannedRun> run = possible(listed[at]);
-        if (!run) return;
-        Candidate& candidate = found[at].emplace();
-        candidate.run = *run;
-        candidate.time = closed_form_time(run->options, table, run->mesh, machine, PipelineTime::estimated);
-        candidate.formula = candidate.time.seconds;
+        found[at] = best_micro_batch(listed[at], table, machine, kMostSequences);
     });
     std::vector<Candidate> all;
     for (std::optional<Candidate>& candidate : found) {
@@ -142,10 +162,35 @@ double most_bytes(const Candidate& candidate) {
     return most;
 }
 
+// Counts the memory of a candidate. Where the micro-batch is open and does not fit, takes the fastest smaller one that
+// does: memory grows by equal amounts with sequences.
+void count_memory(Candidate& candidate, bool size_is_open, const ParamTable& table, const Machine& machine) {
+    candidate.bytes = most_bytes(candidate);
+    const int size = candidate.run.options.micro_batch;
+    if (!size_is_open || candidate.fits(machine) || size == 1) return;
+    Options layout = candidate.run.options;
+    layout.micro_batch = kAutoMicroBatch;
+    std::optional<Candidate> other = best_micro_batch(layout, table, machine, 1);
+    if (!other) return;
+    other->bytes = most_bytes(*other);
+    if (other->fits(machine)) {
+        const double each = (candidate.bytes - other->bytes) / (size - 1);
+        int most = size / 2;
+        while (most > 1 && other->bytes + each * (most - 1) > machine.allowed_bytes()) most /= 2;
+        std::optional<Candidate> larger = best_micro_batch(layout, table, machine, most);
+        if (larger && larger->run.options.micro_batch > 1) {
+            larger->bytes = most_bytes(*larger);
+            if (larger->fits(machine)) other = larger;
+        }
+    }
+    candidate = *other;
+}
+
 // Counts the memory of layouts in their order, until enough fit; after many of them only of those with the most --zero
 // and --recompute listed, which take the least. Returns those that fit with the simulator's time, by that.
-std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machine& machine,
+std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, bool size_is_open, const Machine& machine,
                                        const SearchEffort& effort) {
+    const ParamTable table(all.front().run.config);
     constexpr int kTogether = 16;
     int zero = 0;
     Recompute level = Recompute::none;
@@ -155,20 +200,26 @@ std::vector<Candidate*> first_that_fit(std::vector<Candidate>& all, const Machin
     }
     auto is_lean = [&](const Options& o) { return o.recompute == level && (o.zero == zero || o.dp * o.cp == 1); };
     std::vector<Candidate*> fitting;
-    for (std::size_t next = 0; next < all.size() && static_cast<int>(fitting.size()) < effort.wanted;) {
+    std::size_t next = 0;
+    auto enough = [&] {   // a smaller micro-batch has made some slower than the next
+        const auto wanted = static_cast<std::ptrdiff_t>(effort.wanted);
+        auto before_next = [&](const Candidate* one) { return one->formula <= all[next].formula; };
+        return std::ranges::count_if(fitting, before_next) >= wanted || std::ssize(fitting) >= 3 * wanted;
+    };
+    while (next < all.size() && !enough()) {
         std::vector<Candidate*> together;
         for (; next < all.size() && static_cast<int>(together.size()) < kTogether; next++) {
             if (next < effort.counts_all || is_lean(all[next].run.options)) together.push_back(&all[next]);
         }
         on_all_cores(static_cast<int>(together.size()), [&](int i) {
-            Candidate& candidate = *together[static_cast<std::size_t>(i)];
-            candidate.bytes = most_bytes(candidate);
+            count_memory(*together[static_cast<std::size_t>(i)], size_is_open, table, machine);
         });
         for (Candidate* const candidate : together) {
             if (candidate->fits(machine)) fitting.push_back(candidate);
         }
     }
-    const ParamTable table(all.front().run.config);
+    std::ranges::stable_sort(fitting, {}, [](const Candidate* candidate) { return candidate->formula; });
+    fitting.resize(std::min(fitting.size(), static_cast<std::size_t>(effort.wanted)));
     on_all_cores(static_cast<int>(fitting.size()), [&](int i) {
         Candidate& candidate = *fitting[static_cast<std::size_t>(i)];
         const PlannedRun& run = candidate.run;
@@ -205,8 +256,8 @@ std::string reason(const Candidate& candidate, const Candidate& best, const Mach
     if (candidate.bytes == 0)
         return best.fits(machine) ? "slower by the closed form than those that fit" : "not counted";
     if (!candidate.fits(machine)) {
-        return formatted("does not fit: %.1f of %.1f GiB", candidate.bytes / (1 << 30),
-                         machine.memory_bytes / (1 << 30));
+        return formatted("does not fit: %.1f of %.1f GiB allowed", candidate.bytes / (1 << 30),
+                         machine.allowed_bytes() / (1 << 30));
     }
     if (&candidate == &best) return "the fastest that fits";
     if (!candidate.replayed && best.replayed) {
@@ -265,18 +316,36 @@ void take_layout(Options& to, const Options& from) {
 std::vector<Candidate> search_layouts(const Options& options, const Machine& machine, int ranks,
                                       const std::function<bool(const Options&)>& is_allowed,
                                       const SearchEffort& effort) {
+    refuse_if(options.total_batch == 0, "a search of layouts without --total-batch",
+              "Give the tokens of a step; without it each layout has a step of its own size.");
     std::vector<Candidate> all = all_layouts(options, machine, ranks, is_allowed);
     if (all.empty()) {
+        const std::string batches = batches_for_all(options, ranks);
         throw Error(ErrorKind::usage, text("no layout of ", ranks, " ranks divides this model and batch"),
-                    "Give another --total-batch, --micro-batch or number of ranks, or leave more options open.");
+                    batches.empty()
+                        ? "Give another --total-batch, --micro-batch or number of ranks, or leave more options open."
+                        : batches);
     }
     std::ranges::stable_sort(all, {}, &Candidate::formula);
-    const std::vector<Candidate*> fitting = first_that_fit(all, machine, effort);
+    const std::vector<Candidate*> fitting =
+        first_that_fit(all, options.micro_batch == kAutoMicroBatch, machine, effort);
     if (can_record_steps()) replay_best(fitting, machine, effort.replays);
     auto rank = [&](const Candidate& c) { return c.fits(machine) ? (c.replayed ? 0 : 1) : c.bytes > 0 ? 2 : 3; };
     std::ranges::stable_sort(
         all, {}, [&](const Candidate& c) { return std::pair(rank(c), fitting.empty() ? c.bytes : c.time.seconds); });
     return all;
+}
+
+std::string batches_for_all(const Options& options, int ranks) {
+    std::int64_t odd = ranks, sequences = options.total_batch / options.seq_len;
+    while (odd % 2 == 0) odd /= 2;
+    if (options.total_batch % options.seq_len == 0 && sequences % odd == 0) return "";
+    std::int64_t share = odd;   // ranks among which the batches are shared out: as many of the others as now
+    while (share < ranks && sequences % (2 * (share / odd)) == 0) share *= 2;
+    const std::int64_t unit = share * std::max(1, options.micro_batch) * options.seq_len,
+                       below = options.total_batch / unit * unit;
+    return text("--total-batch ", below > 0 ? text(below, " or ") : "", below + unit,
+                " would let data parallelism use all ", ranks, " GPUs.");
 }
 
 std::optional<int> fewest_devices(const Options& requested, const Machine& machine, int most) {
@@ -286,6 +355,7 @@ std::optional<int> fewest_devices(const Options& requested, const Machine& machi
                 if (ranks % (tp * requested.cp * pp) != 0) continue;
                 const int dp = ranks / (tp * requested.cp * pp);
                 Options options = requested;
+                options.startup.ranks = ranks;
                 options.zero_group = 0, options.ep = std::gcd(requested.ep, dp * requested.cp * tp);
                 options.total_batch = std::int64_t{pp} * dp * options.micro_batch * options.seq_len;
                 options.batch_schedule.clear();
@@ -308,13 +378,18 @@ std::string search_text(const std::vector<Candidate>& candidates, const Machine&
     const bool any_fits = candidates.front().fits(machine);
     std::string lines = text(candidates.size(), " layouts divide; ",
                              any_fits ? "the best of them:\n" : "none fits; those that take the least memory:\n");
+    const int size = candidates.front().run.options.micro_batch;
+    const bool sizes_differ =
+        std::ranges::any_of(candidates, [&](const Candidate& c) { return c.run.options.micro_batch != size; });
     std::size_t fitting = 0, told = 0;
     for (const Candidate& c : candidates) {
         if (told == most) break;
         if (c.fits(machine) && ++fitting > most * 5 / 8) continue;   // leaves lines for the others
         told++;
+        const Options& o = c.run.options;
+        const std::string layout = layout_text(o) + (sizes_differ ? text(" --micro-batch ", o.micro_batch) : "");
         lines += formatted("  %10.3f ms %s  %-52s %s\n", 1e3 * c.time.seconds, c.replayed ? "replayed" : "formula ",
-                           layout_text(c.run.options).c_str(), reason(c, candidates.front(), machine).c_str());
+                           layout.c_str(), reason(c, candidates.front(), machine).c_str());
     }
     return lines;
 }

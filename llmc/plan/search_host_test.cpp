@@ -9,9 +9,11 @@
 #include <set>
 
 #include "llmc/base/clock/replay.h"
+#include "llmc/base/exit_code.h"
 #include "llmc/model/precision.h"
 #include "llmc/plan/auto_layout.h"
 #include "llmc/plan/closed_form.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/options/option_names.h"
 #include "llmc/run/options/part_options.h"
 
@@ -409,4 +411,66 @@ TEST_CASE("plan: exchanges of layers do not wait for traffic of ZeRO, though NCC
         CAPTURE(layout_text(run.options));
         CHECK(in_order <= row.most * seconds());
     }
+}
+
+TEST_CASE("plan: a search is of a known number of ranks and of steps of one size") {
+    const Machine machine = known_machine("H100");
+    auto fault = [](const std::function<void()>& search) {
+        try {
+            search();
+        } catch (const Error& error) {
+            return words_of(error);
+        }
+        return std::string();
+    };
+    Options o;
+    o.layers = 4, o.heads = 4, o.channels = 64, o.seq_len = 128, o.micro_batch = 2, o.plan.search = true;
+    CHECK(fault([&] { plan_run(o); }).starts_with("--search 1 without --processes"));
+    o.startup.ranks = 7;
+    CHECK(fault([&] { plan_run(o); }).starts_with("a search of layouts without --total-batch"));
+    o.total_batch = 128 * 512, o.startup.ranks = 16, o.tp = 3;
+    CHECK(fault([&] { plan_run(o); }).starts_with("--processes 16 --tp 3: expected a multiple of 3"));
+}
+
+TEST_CASE("plan: a batch that leaves no GPU of 7, or of 3 nodes of 5, without data is offered") {
+    Options o;
+    o.seq_len = 128, o.micro_batch = 4, o.total_batch = 128 * 512;
+    CHECK(batches_for_all(o, 1).empty());
+    CHECK(batches_for_all(o, 8).empty());
+    CHECK(batches_for_all(o, 1024).empty());   // tp, pp and cp take the rest
+    const std::string words = " would let data parallelism use all ";
+    CHECK(batches_for_all(o, 7) == "--total-batch 64512 or 68096" + words + "7 GPUs.");
+    CHECK(batches_for_all(o, 15) == "--total-batch 61440 or 69120" + words + "15 GPUs.");
+    CHECK(batches_for_all(o, 24) == "--total-batch 61440 or 73728" + words + "24 GPUs.");
+    for (const int ranks : {7, 15, 24}) {
+        for (const std::int64_t batch : {61440 / 15 * ranks, 2 * 61440 / 15 * ranks}) {
+            o.total_batch = batch;
+            CHECK(batches_for_all(o, ranks).empty());
+        }
+    }
+    o.layers = 4, o.heads = 4, o.channels = 64, o.total_batch = 128 * 512;
+    CHECK_THROWS_WITH_AS(search_layouts(o, known_machine("H100"), 15),
+                         doctest::Contains("no layout of 15 ranks divides this model and batch"), Error);
+}
+
+TEST_CASE("plan: an open micro-batch is the fastest that fits, and hybrid --cp is searched") {
+    Options o = options_of("gpt3:760M", 4);
+    Machine machine = known_machine("H100");
+    machine.memory_bytes = 30e9;   // which 8 sequences without recompute do not fit into
+    auto plain = [](const Options& other) { return is_plain(other) && other.tp == 1 && other.zero <= 1; };
+    double best = 1e30;
+    for (const int size : {1, 2, 4, 8}) {
+        o.micro_batch = size;
+        best = std::min(best, search_layouts(o, machine, 4, plain).front().time.seconds);
+    }
+    o.micro_batch = kAutoMicroBatch;
+    const Candidate found = search_layouts(o, machine, 4, plain).front();
+    CHECK(found.fits(machine));
+    CHECK(found.run.options.micro_batch > 1);
+    CHECK(found.time.seconds <= 1.01 * best);
+    o.micro_batch = 1;
+    auto is_hybrid = [](const Options& other) { return other.cp_mode == ContextMode::hybrid; };
+    const Options hybrid = search_layouts(o, machine, 4, is_hybrid, {1, 0}).front().run.options;
+    CHECK(hybrid.cp == 4);
+    CHECK(hybrid.ulysses() == 2);
 }

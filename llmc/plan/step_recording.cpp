@@ -28,6 +28,24 @@ std::string group_of(const std::string& operation) {
 }
 std::string group_of(const RecordedStep& step) { return step.work.exchanges.empty() ? "" : group_of(step.name); }
 
+int most_nodes(const std::vector<int>& members, int ranks, int devices_per_node) {
+    if (members.empty() || ranks <= devices_per_node) return 1;
+    auto nodes_from = [&](int shift) {
+        std::set<int> nodes;
+        for (const int member : members) nodes.insert((member + shift) / devices_per_node);
+        return static_cast<int>(nodes.size());
+    };
+    const auto [least, most] = std::ranges::minmax(members);
+    int nodes = nodes_from(0);
+    std::vector<bool> is_taken(static_cast<std::size_t>(ranks));
+    for (int first = 0; first + most - least < ranks; first++) {
+        if (is_taken[static_cast<std::size_t>(first)]) continue;
+        for (const int member : members) is_taken[static_cast<std::size_t>(first + member - least)] = true;
+        nodes = std::max(nodes, nodes_from(first - least));
+    }
+    return nodes;
+}
+
 namespace {
 
 struct RecordedRank {
@@ -135,11 +153,9 @@ StepRecording record_steps(const Options& options, const ModelConfig& config, co
         found.ends.push_back(std::move(rank.ends));
         found.most_bytes = std::max(found.most_bytes, rank.bytes);
         for (const auto& [name, members] : rank.groups) {
-            std::set<int> nodes;
-            for (const int member : members) nodes.insert(member / devices_per_node);
             PlannedGroup& group = found.groups[short_group_name(name)];
             group.ranks = std::max(group.ranks, static_cast<int>(members.size()));
-            group.nodes = std::max(group.nodes, static_cast<int>(nodes.size()));
+            group.nodes = std::max(group.nodes, most_nodes(members, mesh.size(), devices_per_node));
         }
     }
     stand_for_all(found);

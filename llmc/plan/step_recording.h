@@ -24,6 +24,10 @@ struct PlannedGroup {
     int ranks = 1, nodes = 1;
 };
 
+// Returns the most nodes over which a group like the one with these members, anywhere among the ranks, is spread.
+// Groups are cut from all ranks alike, so each is the first one shifted; neighbouring ranks share a node.
+int most_nodes(const std::vector<int>& members, int ranks, int devices_per_node);
+
 struct StepRecording {
     std::vector<virtual_clock::Recording> stages;   // by stage: the recording of all its steps
     // The end of a step, per stage: how many entries, and how many waits of the host, are recorded up to it.

@@ -18,7 +18,11 @@ bool is_attention(const std::string& name) { return name.find("attention") != st
 // The quantities of a step that grow linearly with micro-batches: all but shares.
 struct Sums {
     double seconds = 0, free = 0, computing = 0, flops = 0;
-    std::map<std::string, GroupTime> groups;
+    std::map<std::string, GroupTime> groups;   // without bytes and seconds, whose maxima are not linear
+    struct Traffic {
+        double bytes = 0, seconds = 0;
+    };
+    std::vector<std::map<std::string, Traffic>> stages;   // by stage and group
 
     void add(const Sums& other, double times) {
         seconds += times * other.seconds, free += times * other.free;
@@ -26,9 +30,28 @@ struct Sums {
         for (const auto& [name, theirs] : other.groups) {
             GroupTime& own = groups[name];
             own.size = theirs.size;
-            own.bytes += times * theirs.bytes, own.seconds += times * theirs.seconds;
             own.exposed += times * theirs.exposed;
         }
+        stages.resize(other.stages.size());
+        for (std::size_t stage = 0; stage < stages.size(); stage++) {
+            for (const auto& [name, theirs] : other.stages[stage]) {
+                Traffic& own = stages[stage][name];
+                own.bytes += times * theirs.bytes, own.seconds += times * theirs.seconds;
+            }
+        }
+    }
+
+    // Returns the groups with the bytes and seconds of the stage that has most of each.
+    std::map<std::string, GroupTime> full_groups() const {
+        std::map<std::string, GroupTime> all = groups;
+        for (const auto& stage : stages) {
+            for (const auto& [name, traffic] : stage) {
+                GroupTime& group = all[name];
+                group.bytes = std::max(group.bytes, traffic.bytes);
+                group.seconds = std::max(group.seconds, traffic.seconds);
+            }
+        }
+        return all;
     }
 };
 
@@ -52,7 +75,7 @@ void add_operations(std::vector<Sums>& sums, const StepRecording& recording, con
     for (std::size_t stage = 0; stage < recording.stages.size(); stage++) {
         std::size_t at = 0;
         for (std::size_t step = 0; step < sums.size(); step++) {
-            std::map<std::string, std::pair<double, double>> own;   // by group: bytes, seconds
+            sums[step].stages.resize(recording.stages.size());
             for (; at < recording.ends[stage][step].recorded; at++) {
                 const RecordedStep& recorded = recording.stages[stage][at];
                 if (recorded.kind != RecordedStep::Kind::operation) continue;
@@ -63,14 +86,9 @@ void add_operations(std::vector<Sums>& sums, const StepRecording& recording, con
                     sums[step].computing += costs.compute_seconds(recorded) / stages;
                     continue;
                 }
-                auto& [bytes, seconds] = own[group_of(recorded)];
+                auto& [bytes, seconds] = sums[step].stages[stage][group_of(recorded)];
                 for (const Exchange& exchange : recorded.work.exchanges) bytes += exchange.sends;
                 seconds += active;
-            }
-            for (const auto& [name, measured] : own) {
-                GroupTime& group = sums[step].groups[name];
-                group.bytes = std::max(group.bytes, measured.first);
-                group.seconds = std::max(group.seconds, measured.second);
             }
         }
     }
@@ -95,7 +113,7 @@ std::vector<Sums> sums_of(const StepRecording& recording, const CostModel& costs
     });
     add_operations(sums, recording, times, costs);
     std::vector<std::string> without;
-    for (const auto& [name, group] : sums.back().groups) {
+    for (const auto& [name, group] : sums.back().full_groups()) {
         if (groups && group.bytes > 0) without.push_back(name);
     }
     std::vector<virtual_clock::Times> free_of(without.size());
@@ -197,5 +215,5 @@ StepTime step_time(const Options& options, const ModelConfig& config, const Mesh
             .flops = sums.flops,
             .exposed = std::max(0.0, sums.seconds - sums.free),
             .bubble_share = std::max(0.0, 1 - sums.computing / sums.free),
-            .groups = sums.groups};
+            .groups = sums.full_groups()};
 }

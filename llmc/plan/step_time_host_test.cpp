@@ -94,3 +94,29 @@ TEST_CASE("plan: stages of a pipeline do not hold each other up by traffic of Ze
         CHECK(in_order <= most * in_any);
     }
 }
+
+TEST_CASE("plan: a tp group that straddles nodes is as slow as the links between them") {
+    Options o;
+    o.layers = 2, o.heads = 8, o.channels = 512, o.vocab_size = 500, o.seq_len = 512, o.micro_batch = 1;
+    o.tp = 4, o.dp = 3, o.recompute = Recompute::none;
+    const PlannedRun run = planned_run(o);
+    Machine machine = known_machine("H100");
+    machine.inter.bytes_per_second = 1e9;
+    auto tp = [&](int devices_per_node) {
+        machine.devices_per_node = devices_per_node;
+        return step_time(run.options, run.config, run.mesh, machine).groups.at("tp");
+    };
+    CHECK(tp(4).size.nodes == 1);
+    CHECK(tp(6).size.nodes == 2);
+    CHECK(tp(6).seconds > 5 * tp(4).seconds);
+}
+
+TEST_CASE("plan: a pipeline's line is of the stage that sends most in the whole step, also with a tied embedding") {
+    Options o;
+    o.layers = 4, o.heads = 2, o.channels = 64, o.vocab_size = 2000, o.seq_len = 64, o.micro_batch = 1;
+    o.pp = 4, o.total_batch = 256 * 64, o.recompute = Recompute::none;
+    const PlannedRun run = planned_run(o);
+    const StepTime step = step_time(run.options, run.config, run.mesh, known_machine("H100"));
+    const double boundary = 64.0 * 64 * sizeof(floatX) * 256;                           // of all micro-batches, one way
+    CHECK(step.groups.at("pp").bytes == doctest::Approx(2 * boundary).epsilon(0.01));   // both ways between stages
+}

@@ -8,6 +8,7 @@
 #include "llmc/checkpoint/model_file.h"
 #include "llmc/data/corpus/corpus_check.h"
 #include "llmc/data/data_files.h"
+#include "llmc/model/named_models.h"
 #include "llmc/run/choices/matmul_choices.h"
 #include "llmc/run/loop/checkpoint_keeper.h"
 #include "llmc/run/options/layout_options.h"
@@ -225,6 +226,16 @@ RunModel find_model(Options& options, const std::string& checkpoint, World& worl
     }
     if (of_file && model.tokenizer_file.empty()) take_tokenizer_of(options.model, *of_file, model, log);
     model.config = choose_model(options, of_file ? &*of_file : nullptr, model.tokenizer);
+    const bool is_named = !before && options.layers == 0 && options.arch.empty();
+    const std::int64_t published = is_named ? published_vocabulary(options.model) : 0;
+    if (published > 0 && published != model.config.vocab_size) {
+        log.line("vocabulary: %lld, %s; %s was published with %lld, which `train_gpt plan` takes",
+                 static_cast<long long>(model.config.vocab_size),
+                 options.vocab_size > 0 ? "as --vocab-size says"
+                 : model.tokenizer      ? "the data's"
+                                        : "GPT-2's, for no tokenizer is beside --train-data",
+                 options.model.c_str(), static_cast<long long>(published));
+    }
     if (before && before->positions == PositionKind::rotary && model.config.positions == PositionKind::rotary) {
         const ModelConfig now = continued_model(*before, options);   // also of a run whose model options describe
         for (const ModelField& field : model_fields()) {

@@ -101,14 +101,17 @@ std::vector<std::string> known_gpus() {
     return lines;
 }
 
-Machine known_machine(const std::string& name) {
-    std::string all;
+Machine known_machine(const std::string& given, bool tf32) {
+    std::string name = given, all;
+    std::ranges::transform(name, name.begin(), ::toupper);
     for (const Gpu& gpu : kGpus) {
         all += text(all.empty() ? "" : ", ", gpu.name);
-        if (name != gpu.name) continue;
+        std::string upper = gpu.name;
+        std::ranges::transform(upper, upper.begin(), ::toupper);
+        if (name != upper) continue;
         // fp32 reaches the same share of its data sheet
-        const double bf16_peak = data_sheet_flops(device_name(name), DType::bf16, false).value(),
-                     peak = data_sheet_flops(device_name(name), dtype_of<floatX>, false).value();
+        const double bf16_peak = data_sheet_flops(device_name(gpu.name), DType::bf16, false).value(),
+                     peak = data_sheet_flops(device_name(gpu.name), dtype_of<floatX>, tf32).value();
         std::vector<MatmulRate> matmul;
         for (const MatmulShare& measured : kMatmulShares) {
             const double tflops = gpu.matmul_tflops * peak / bf16_peak;
@@ -128,7 +131,7 @@ Machine known_machine(const std::string& name) {
                 .inter = {gpu.inter_gbs * 1e9, kInterSeconds},
                 .peak_flops = peak};
     }
-    throw Error(ErrorKind::usage, text("--gpu ", name, ": not in the table, expected one of ", all),
+    throw Error(ErrorKind::usage, text("--gpu ", given, ": not in the table, expected one of ", all),
                 "Measure yours with `train_gpt check --write-machine FILE`, and plan with --machine FILE.");
 }
 

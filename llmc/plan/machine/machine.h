@@ -41,6 +41,7 @@ struct Machine {
     // FLOPs per second of attention, forward and backward together.
     double attention_rate(double tokens, double head_size) const;
     double mfu_peak() const { return peak_flops > 0 ? peak_flops : best_matmul(); }
+    double allowed_bytes() const { return 0.9 * memory_bytes; }   // that a plan may use of a device
     const Link& link(int nodes) const { return nodes > 1 ? inter : intra; }
     // Bytes that each rank of a collective sends per second. NCCL makes as many rings as a node has ranks of the group,
     // and each leaves the node by another rank's link.
@@ -51,8 +52,9 @@ struct Machine {
 
 // Returns a line per GPU of the table, with its sources.
 std::vector<std::string> known_gpus();
-// Throws Error(usage) naming the known ones.
-Machine known_machine(const std::string& gpu);
+// Returns a GPU of the table, by its name in any case; in builds for fp32 with the speed of TF32 if `tf32`. Throws
+// Error(usage) naming the known ones.
+Machine known_machine(const std::string& gpu, bool tf32 = false);
 
 Json to_json(const Machine& machine);
 Machine machine_from(const Json& json);          // throws JsonError
