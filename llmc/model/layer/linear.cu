@@ -4,7 +4,9 @@
 
 Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer)
     : Linear(tools, parameters, parameters.index(name + ".weight", layer),
-             parameters.storage().table().find(name + ".bias", layer)) {}
+             parameters.storage().table().find(name + ".bias", layer)) {
+    may_round_ = true;
+}
 
 Linear::Linear(const StageTools& tools, const ModelState<floatX>& parameters, int weight, int bias)
     : tools_(tools), weight_index_(weight), bias_index_(bias), weight_(parameters.tensor(weight)) {
@@ -32,9 +34,9 @@ void Linear::add_parameters(std::vector<ParamRow>& rows, bool has_bias, const ch
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows of this rank
 
-const floatX* Linear::weight() const { return weight_operand(tools_, weight_, out_, in_); }
+const floatX* Linear::weight() const { return may_round_ ? weight_operand(tools_, weight_, out_, in_) : weight_; }
 const floatX* Linear::operand(const floatX* values, int rows, int cols) const {
-    return row_operand(tools_, values, rows, cols);
+    return may_round_ ? row_operand(tools_, values, rows, cols) : values;
 }
 
 void Linear::forward(floatX* out, const floatX* in, int rows) const {

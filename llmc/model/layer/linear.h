@@ -12,9 +12,9 @@
 
 class Linear {
 public:
-    // Its parameters are "<name>.weight" and, if the table has it, "<name>.bias".
+    // Its parameters are "<name>.weight" and, if the table has it, "<name>.bias". Its operands may be rounded to fp8.
     Linear(const StageTools& tools, const ModelState<floatX>& parameters, const std::string& name, int layer);
-    // `weight` and `bias` are indices of the parameter table; -1: no bias.
+    // `weight` and `bias` are indices of the parameter table; -1: no bias. Its operands stay as they are.
     Linear(const StageTools& tools, const ModelState<floatX>& parameters, int weight, int bias);
     // Adds the parameters; `bias` only if the layer has one.
     static void add_parameters(std::vector<ParamRow>& rows, bool has_bias, const char* name, TensorSpec weight,
@@ -61,5 +61,6 @@ private:
     const StageTools& tools_;
     int weight_index_, bias_index_;
     int out_, in_;
+    bool may_round_ = false;
     const floatX *weight_, *bias_ = nullptr;
 };

@@ -12,6 +12,18 @@ void visit_norm(NormOutput& norm, const RankSizes& sizes, const KeptVisitor& vis
     visitor(norm.rstd, {.name = names[2], .elements = Rr, .statistic = true});
 }
 
+// Widths of the matrices of a layer that are not C.
+struct LayerWidths {
+    std::int64_t of_sublayers, of_experts;
+    explicit LayerWidths(const RankSizes& sizes) {
+        const ModelConfig& model = sizes.model;
+        const std::int64_t F = model.experts > 0 ? model.expert_width() : 0, S = model.shared_experts * F;
+        const std::int64_t mlp = model.experts > 0 ? model.hidden_width(S) : std::max(sizes.F, sizes.fc_width());
+        of_sublayers = std::max<std::int64_t>({sizes.NH * sizes.HS, sizes.qkv_width(), mlp});
+        of_experts = std::max(F, model.hidden_width(F));
+    }
+};
+
 }   // namespace
 
 void AttentionActivations::visit(const RankSizes& sizes, const KeptVisitor& visitor) {
@@ -126,19 +138,22 @@ void ExpertsScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor
     dout = din = out, shared_dactivated = dactivated;
 }
 
+std::int64_t Fp8Scratch::most_rows(const RankSizes& sizes) {
+    if (!sizes.fp8) return 0;
+    const LayerWidths widths(sizes);
+    const std::int64_t C = sizes.C, all = sizes.rows() * std::max(C, widths.of_sublayers);
+    return sizes.model.experts == 0 ? all : std::max(all, sizes.most_expert_rows() * std::max(C, widths.of_experts));
+}
+
+std::int64_t Fp8Scratch::most_weights(const RankSizes& sizes) {
+    if (!sizes.fp8) return 0;
+    const LayerWidths widths(sizes);
+    return sizes.C * std::max(widths.of_sublayers, sizes.model.experts / sizes.ep * widths.of_experts);
+}
+
 void Fp8Scratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
-    if (!sizes.fp8) return;
-    const ModelConfig& model = sizes.model;
-    const std::int64_t C = sizes.C, F = model.experts > 0 ? model.expert_width() : 0, S = model.shared_experts * F;
-    const std::int64_t dense = model.experts > 0 ? model.hidden_width(S) : std::max(sizes.F, sizes.fc_width());
-    const std::int64_t widest = std::max<std::int64_t>({sizes.NH * sizes.HS, sizes.qkv_width(), dense});
-    const std::int64_t of_experts = std::max(F, model.hidden_width(F)), experts = model.experts / sizes.ep;
-    visitor(rows, {.name = "fp8_rows",
-                   .elements = std::max(sizes.rows() * std::max(C, widest),
-                                        experts > 0 ? sizes.most_expert_rows() * std::max(C, of_experts) : 0),
-                   .forward_too = true});
-    visitor(weights,
-            {.name = "fp8_weights", .elements = C * std::max(widest, experts * of_experts), .forward_too = true});
+    visitor(rows, {.name = "fp8_rows", .elements = most_rows(sizes), .forward_too = true});
+    visitor(weights, {.name = "fp8_weights", .elements = most_weights(sizes), .forward_too = true});
 }
 
 void LayerScratch::visit(const RankSizes& sizes, const ScratchVisitor& visitor) {
