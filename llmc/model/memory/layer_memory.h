@@ -192,7 +192,7 @@ struct ExpertsScratch {
 // Operands rounded to fp8 (llmc/model/layer/operands.h).
 struct Fp8Scratch {
     floatX* rows = nullptr;      // activations or gradients
-    floatX* weights = nullptr;   // those of a matmul; of experts, of all that a rank has
+    floatX* weights = nullptr;   // one matmul's; all experts' of a rank
 
     static std::int64_t most_rows(const RankSizes& sizes);      // elements; 0 without fp8
     static std::int64_t most_weights(const RankSizes& sizes);   // likewise
