@@ -35,7 +35,7 @@ state() {
         files+=("$folder" "${sought[@]/#/$folder/}")
     done < <({ sed -n '/search starts here:/,/^End of search list/s/^ //p; s/^libraries: =//p
         s/SEARCH_DIR("=\{0,1\}\(.*\)")/\1/p' <<<"$settings" && printf '%s\n' "${LIBRARY_PATH:-}" "${flags[@]#-L}"; } |
-        tr : '\n' | grep -v '^-' | grep . | xargs -d '\n' realpath -m | sort -u)
+        tr : '\n' | grep -v '^-' | grep . | xargs -r -d '\n' realpath -m | sort -u)
     stat -L -c '%n %i %s %.Y' dev/tools/*.sh "${files[@]}" 2>/dev/null
 }
 now=$(state "$@")

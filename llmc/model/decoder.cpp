@@ -44,8 +44,9 @@ Decoder::Decoder(const ModelConfig& config, Arena& arena, cudaStream_t stream)
     }
     for (int l = 0; l < static_cast<int>(config.layers); l++) {
         layers_.emplace_back(tools_, parameters_, l);
-        caches_.push_back(arena.allocate<floatX>(text("cache/h.", l),
-                                                 static_cast<std::size_t>(config.max_seq_len * sizes_.qkv_width())));
+        const bool slides = config.slides(l) && tools_.window_keys != nullptr;
+        caches_.emplace_back(arena, text("cache/h.", l), config.max_seq_len, 2 * sizes_.KV * sizes_.HS,
+                             slides ? config.window : 0, kRows);
     }
 }
 
@@ -61,7 +62,7 @@ void Decoder::read_rows(std::span<const std::int32_t> tokens) {
         const bool last = l + 1 == layers_.size();
         const Norm* const next = last ? &head_.norm() : layers_[l + 1].first_norm();
         floatX* const normed = last ? normed_.data() : a.ln_1.out;
-        layers_[l].cached({residual, caches_[l].data(), position_, rows, next, normed}, a);
+        layers_[l].cached({residual, &caches_[l], position_, rows, next, normed}, a);
     }
     position_ += rows;
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "llmc/model/attention/kv_cache.h"
 #include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
 #include "llmc/model/layer/expert_ranks.h"
@@ -55,7 +56,7 @@ private:
     Embedding embedding_;
     std::vector<Layer> layers_;
     Head head_;
-    std::vector<DeviceBuffer<floatX>> caches_;   // one a layer: (positions, qkv_width())
+    std::vector<KvCache> caches_;   // one a layer
     DeviceBuffer<std::int32_t> tokens_, window_keys_;
     DeviceBuffer<floatX> normed_, logits_;   // output of the head's norm; logits of the last row
     int position_ = 0;

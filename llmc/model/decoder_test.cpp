@@ -131,3 +131,47 @@ TEST_CASE("decoder: its logits are those of a double-precision model, for every 
         }
     }
 }
+
+TEST_CASE(
+    "decoder: a layer with a window keeps little more than the window, and its logits are those of a whole pass") {
+    for (const int window : {1, 3, 40}) {
+        ModelConfig config = custom_model_config(2, 2, 16, 300, 31);
+        config.window = window, config.layer_pattern = "SL";
+        ReferenceGpt reference(config);
+        OwnedStream stream;
+        Arena arena;
+        Decoder decoder(config, arena, stream.get());
+        for (int i = 0; i < reference.table.size(); i++) {
+            Doubles& values = reference.parameters[static_cast<std::size_t>(i)];
+            for (std::size_t k = 0; k < static_cast<std::size_t>(reference.table[i].exported_elements()); k++) {
+                values[k] = static_cast<double>(static_cast<float>(
+                    static_cast<floatX>(0.2f * normal(7, reference.table[i].random_tensor() * 65536 + k))));
+            }
+            upload_tensor<floatX>(decoder.parameters(), i, std::vector<float>(values.begin(), values.end()),
+                                  stream.get());
+        }
+        std::vector<int> tokens, targets(300, -1);
+        for (int t = 0; t < 300; t++) tokens.push_back(t * 7 % 31);
+        const Doubles expected = reference.forward(tokens, targets, 1, 300).logits;
+        for (int turn = 0; turn < 2; turn++) {   // a second text begins with an empty cache
+            decoder.forget();
+            std::size_t read = 0;
+            for (const std::size_t count : {130, 1, 1, 128, 1, 1, 20, 18}) {
+                const std::vector<float> logits = decoder.read(std::span(tokens).subspan(read, count));
+                read += count;
+                double difference = 0, size = 0;
+                for (std::size_t i = 0; i < logits.size(); i++) {
+                    const double e = expected[(read - 1) * logits.size() + i];
+                    difference += (logits[i] - e) * (logits[i] - e), size += e * e;
+                }
+                INFO("window ", window, ", ", read, " tokens");
+                CHECK(std::sqrt(difference / size) < parity);
+            }
+            CHECK(read == 300);
+        }
+        std::size_t kept = 0;
+        for (const Allocation& row : arena.allocations()) kept += row.name.starts_with("cache/") ? row.bytes : 0;
+        const std::size_t row = 2 * 16 * sizeof(floatX);
+        CHECK(kept == row * (300 + static_cast<std::size_t>(window) - 1 + 128 + static_cast<std::size_t>(window) / 8));
+    }
+}

@@ -2,6 +2,7 @@
 
 #include "llmc/kernels/attention/cache/attention_cached.cuh"
 #include "llmc/kernels/rows/embedding.cuh"
+#include "llmc/model/attention/kv_cache.h"
 
 Attention::Attention(const StageTools& tools, const ModelState<floatX>& parameters, int layer)
     : tools_(tools),
@@ -59,20 +60,23 @@ const floatX* Attention::backward(const SublayerBackward& args, const AttentionA
 
 const floatX* Attention::cached(const CachedStep& step, const AttentionActivations& a) const {
     const RankSizes& sizes = tools_.sizes;
-    floatX* const qkv = step.cache + std::int64_t{step.position} * sizes.qkv_width();
+    floatX* const qkv = a.qkv;
     const Rows rows{0, step.rows};
     c_attn_.forward_few(qkv, step.in, step.rows);
     qk_norms_.forward(qkv, rows, step.rows, {.first = step.position}, a);
+    const int first = step.cache->add(qkv, sizes.qkv_width(), step.position, step.rows, tools_.stream);
     cached_attention(
         CachedAttention<floatX>{
             .out = a.atty,
-            .qkv = step.cache,
-            .first = step.position,
+            .q = qkv,
+            .q_stride = sizes.qkv_width(),
+            .kv = step.cache->data(),
+            .first = first,
             .rows = step.rows,
             .NH = sizes.NH,
             .HS = sizes.HS,
             .group = sizes.NH / sizes.KV,
-            .first_keys = slides_ && tools_.window_keys != nullptr ? tools_.window_keys + step.position : nullptr},
+            .first_keys = slides_ && tools_.window_keys != nullptr ? tools_.window_keys + first : nullptr},
         tools_.stream);
     c_proj_.forward_few(tools_.workspace.branch_out, a.atty, step.rows);
     return tools_.workspace.branch_out;

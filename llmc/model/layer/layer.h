@@ -44,7 +44,7 @@ public:
     // Generation: some positions of one sequence, whose first_norm() has been made already.
     struct CachedLayer {
         floatX* residual;     // (rows, C): before, the layer's input; after, its output
-        floatX* cache;        // (positions, qkv_width()) of this layer
+        KvCache* cache;       // this layer's
         int position, rows;   // first position, number of positions
         const Norm* next;     // the norm that reads the output: the head's, or the next layer's first_norm(); or null
         floatX* normed;       // place of its output

@@ -8,6 +8,8 @@
 #include "llmc/model/batch.h"
 #include "llmc/model/layer/norm.h"
 
+class KvCache;   // llmc/model/attention/kv_cache.h
+
 // A forward, or its recompute in backward.
 struct ForwardPass {
     const Batch& batch;
@@ -44,6 +46,6 @@ struct SublayerBackward {
 // A step of generation: some positions of one sequence at once, on one device.
 struct CachedStep {
     const floatX* in;     // (rows, C), as of forward
-    floatX* cache;        // all positions of this layer: (positions, qkv_width())
+    KvCache* cache;       // attention's; else null
     int position, rows;   // first position, number of positions
 };

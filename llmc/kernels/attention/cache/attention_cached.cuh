@@ -1,7 +1,7 @@
 // Computes attention of new tokens over all tokens before them, for text generation.
 //
-// The cache is the output of the qkv matmul for one sequence. The row of a position has NH heads of q, then the heads
-// of k and of v (grouped queries: attention.h). The row of position p sees the keys of positions 0 .. p:
+// The cache has a row for each token so far, of the heads of k and then of v (grouped queries: attention.h). The row of
+// token p sees the keys of tokens 0 .. p:
 //     out_p = sum_j softmax_j(<q_p, k_j> / sqrt(HS)) v_j
 // Keys are taken kCachedKeys at a time, and the sums so far are rescaled when a larger score comes (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018): no row of scores is stored. The sums of a row do not
@@ -26,15 +26,17 @@
 
 template <class Real>
 struct CachedAttention {
-    Real* out;         // (rows, NH, HS)
-    const Real* qkv;   // (first + rows, (NH + 2 kv heads) HS): all positions so far
-    int first, rows;   // the new rows are positions first .. first + rows - 1
-    int NH, HS;        // HS a multiple of 8, at most kLargestHead
-    int group = 1;     // heads of q that share one of k and v
+    Real* out;               // (rows, NH, HS)
+    const Real* q;           // (rows, NH, HS), of the new rows
+    std::int64_t q_stride;   // elements from one row of q to the next
+    const Real* kv;          // (first + rows, 2, NH / group, HS): all tokens that are kept
+    int first, rows;         // the new rows are tokens first .. first + rows - 1 of them
+    int NH, HS;              // HS a multiple of 8, at most kLargestHead
+    int group = 1;           // heads of q that share one of k and v
     // (rows): the first key that each new row sees, for a sliding window; null: all of them from the first on.
     const int* first_keys = nullptr;
 
-    // Returns the mask of the new rows over all positions so far.
+    // Returns the mask of the new rows over all tokens so far.
     __host__ __device__ AttentionMask mask() const { return {rows, first + rows, first, first_keys}; }
 };
 
@@ -55,16 +57,16 @@ __global__ void __launch_bounds__(kCachedThreads) cached_attention_kernel(Cached
     alignas(16) __shared__ float sums[kCachedThreads * 8];
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
     const int eights = a.HS / 8, groups = max(1, threads / eights);
-    const std::int64_t row = std::int64_t{a.NH} * a.HS, kv_row = row / a.group, token = row + 2 * kv_row;
-    const int query = static_cast<int>(blockIdx.y), position = a.first + query;
+    const std::int64_t row = std::int64_t{a.NH} * a.HS, kv_row = row / a.group, token = 2 * kv_row;
+    const int query = static_cast<int>(blockIdx.y);
     const AttentionMask mask = a.mask();
     const int end = mask.end(query);
-    const Real* const head = a.qkv + static_cast<std::int64_t>(blockIdx.x) * a.HS;
-    const Real* const kv_head = a.qkv + row + static_cast<std::int64_t>(blockIdx.x) / a.group * a.HS;
+    const Real* const head = a.q + query * a.q_stride + static_cast<std::int64_t>(blockIdx.x) * a.HS;
+    const Real* const kv_head = a.kv + static_cast<std::int64_t>(blockIdx.x) / a.group * a.HS;
     const PacketExtent extent{a.HS};
 
     for (int eight = thread; eight < eights; eight += threads) {
-        const Vec8<float> q = to_floats(load8(head + position * token, eight * 8, extent));
+        const Vec8<float> q = to_floats(load8(head, eight * 8, extent));
 #pragma unroll
         for (int c = 0; c < 8; c++) scaled_query[eight * 8 + c] = q[c] * scale;
     }
@@ -134,9 +136,12 @@ void cached_attention(const CachedAttention<Real>& args, cudaStream_t stream) {
     const std::size_t row_bytes = sizeof(Real) * args.NH * args.HS;
     Launch where(dim3(static_cast<unsigned>(args.NH), static_cast<unsigned>(args.rows)),
                  dim3(loop_threads(kCachedThreads)), 0, stream);
-    const std::size_t token_bytes = row_bytes + 2 * row_bytes / static_cast<std::size_t>(args.group);
-    where.reads(args.qkv, token_bytes * static_cast<std::size_t>(args.first + args.rows));
-    where.reads(args.first_keys, sizeof(int) * static_cast<std::size_t>(args.rows));
-    where.writes(args.out, row_bytes * static_cast<std::size_t>(args.rows));
+    const std::size_t rows = static_cast<std::size_t>(args.rows),
+                      token_bytes = 2 * row_bytes / static_cast<std::size_t>(args.group);
+    where.reads(args.q, sizeof(Real) * static_cast<std::size_t>(args.q_stride) * (rows - 1) + row_bytes,
+                row_bytes * rows);
+    where.reads(args.kv, token_bytes * static_cast<std::size_t>(args.first + args.rows));
+    where.reads(args.first_keys, sizeof(int) * rows);
+    where.writes(args.out, row_bytes * rows);
     launch(cached_attention_kernel<Real>, where, args, 1.0f / std::sqrt(static_cast<float>(args.HS)));
 }

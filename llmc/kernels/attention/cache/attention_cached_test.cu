@@ -15,6 +15,16 @@ Doubles unpacked(const Doubles& qkv, int part, int T, int q_row, int kv_row) {
     return result;
 }
 
+// The rows of a cache: keys and values of all positions.
+Doubles cached(const Doubles& qkv, int T, int q_row, int kv_row) {
+    Doubles result;
+    for (int t = 0; t < T; t++) {
+        const auto from = qkv.begin() + t * (q_row + 2 * kv_row) + q_row;
+        result.insert(result.end(), from, from + 2 * kv_row);
+    }
+    return result;
+}
+
 }   // namespace
 
 TEST_CASE_TEMPLATE("cached attention: the last rows are those of causal attention, however many are new", Real, float,
@@ -30,8 +40,11 @@ TEST_CASE_TEMPLATE("cached attention: the last rows are those of causal attentio
         const int row = c.NH * c.HS, kv_row = row / c.group, first = c.T - c.rows;
         const Doubles qkv = random_values<Real>(static_cast<std::size_t>(c.T) * (row + 2 * kv_row), 2.0, 5);
         auto out = test.output<Real>(static_cast<std::size_t>(c.rows) * row);
-        cached_attention<Real>({out.data(), test.tensor<Real>(qkv).data(), first, c.rows, c.NH, c.HS, c.group},
-                               test.stream);
+        const int token = row + 2 * kv_row;
+        cached_attention<Real>(
+            {out.data(), test.tensor<Real>(qkv).data() + first * token, token,
+             test.tensor<Real>(cached(qkv, c.T, row, kv_row)).data(), first, c.rows, c.NH, c.HS, c.group},
+            test.stream);
 
         const AttentionReference all = reference_attention(
             self_attention_shape(1, c.T, c.NH, c.HS, true, c.group), unpacked(qkv, 0, c.T, row, kv_row),
@@ -47,17 +60,20 @@ TEST_CASE_TEMPLATE("cached attention: the last rows are those of causal attentio
 TEST_CASE_TEMPLATE("cached attention: a row's bits do not depend on how many are computed at once", Real, float, bf16) {
     KernelTest test;
     const int T = 290, NH = 2, HS = 64, row = NH * HS;
-    auto qkv = test.random<Real>(static_cast<std::size_t>(T) * 3 * row, 2.0, 6);
+    const Doubles qkv = random_values<Real>(static_cast<std::size_t>(T) * 3 * row, 2.0, 6);
+    auto q = test.tensor<Real>(unpacked(qkv, 0, T, row, row)), kv = test.tensor<Real>(cached(qkv, T, row, row));
     auto together = test.output<Real>(static_cast<std::size_t>(T) * row);
     auto alone = test.output<Real>(static_cast<std::size_t>(T) * row);
-    cached_attention<Real>({together.data(), qkv.data(), 0, T, NH, HS}, test.stream);
-    for (int t = 0; t < T; t++) cached_attention<Real>({alone.data() + t * row, qkv.data(), t, 1, NH, HS}, test.stream);
+    cached_attention<Real>({together.data(), q.data(), row, kv.data(), 0, T, NH, HS}, test.stream);
+    for (int t = 0; t < T; t++) {
+        cached_attention<Real>({alone.data() + t * row, q.data() + t * row, row, kv.data(), t, 1, NH, HS}, test.stream);
+    }
     CHECK(same_bits(together.raw(), alone.raw()));
 }
 
 TEST_CASE("cached attention: heads that it does not handle are refused") {
     KernelTest test;
     for (int HS : {264, 12}) {
-        CHECK_THROWS_AS(cached_attention<float>({nullptr, nullptr, 0, 1, 1, HS}, test.stream), Error);
+        CHECK_THROWS_AS(cached_attention<float>({nullptr, nullptr, HS, nullptr, 0, 1, 1, HS}, test.stream), Error);
     }
 }
