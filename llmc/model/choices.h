@@ -9,8 +9,8 @@
 #include "llmc/kernels/attention/attention.h"
 
 // Type of the operands of layers' matmuls, forward and for gradients of inputs; gradients of weights take the stored
-// values. stored: bf16, in fp32 builds fp32. fp8_emulated: as fp8 would have them (fp8_blocks.cuh),
-// multiplied in the stored type.
+// values. stored: bf16, in fp32 builds fp32. fp8_emulated: as fp8 would have them (fp8_blocks.cuh), multiplied in the
+// stored type.
 enum class MatmulDType : std::uint8_t { stored, fp8_emulated };
 
 template <>

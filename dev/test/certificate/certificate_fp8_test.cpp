@@ -17,7 +17,7 @@ Layout like(ModelKind kind) {
     return layout;
 }
 
-constexpr bool is_bf16 = sizeof(floatX) == 2;   // says less, in as many seconds
+constexpr bool is_bf16 = sizeof(floatX) == 2;   // left to fp32 builds, whose bounds are tighter
 
 }   // namespace
 

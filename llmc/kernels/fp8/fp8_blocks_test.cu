@@ -137,7 +137,7 @@ TEST_CASE("fp8: scales are the least under which no number of their block is bey
     const Doubles out = rows_rounded<float>(test, rows, count, 128);
     CHECK(differing(out, reference(rows, count, 128, 1)) == 0);
     CHECK(out[0] == 448);
-    CHECK(out[128] == 448);                        // 449 is a tie's lower side under a scale of 2
+    CHECK(out[128] == 448);                        // 224.5 under a scale of 2, nearest to 224
     CHECK(out[8 * 128] == std::ldexp(448, 100));   // saturated under the largest scale
 }
 
