@@ -90,7 +90,7 @@ USE_PRECOMPILED = $(patsubst %.gch,-include %,$(call precompiled,$(OPTIMIZE)))
 
 # of folders and of the rooms in them
 find_sources = $(filter-out $(EXCLUDE),$(foreach d,$(1),$(wildcard $(foreach t,cpp cu,$(foreach depth,* */* */*/*,llmc/$(d)/$(depth).$(t))))))
-TEST_FILES := %_test.cpp %_test.cu
+TEST_FILES := %_test.cpp %_test.cu %_testing.cpp#   X_testing: what several tests share
 common_object = $(patsubst %,$(COMMON)/obj/%.o,$(1))
 precision_object = $(patsubst %,$(BUILD)/obj/%.o,$(1))
 
@@ -105,7 +105,8 @@ UNIT_MAIN := $(call common_object,dev/test/unit_main.cpp)
 COMMON_TESTS := $(call common_object,$(filter $(TEST_FILES),$(COMMON_SOURCES)) \
     $(filter-out $(EXCLUDE),$(wildcard dev/bench/algorithms/*_test.cu)))
 MODEL_TESTS := $(call model_object,$(filter $(TEST_FILES),$(MODEL_SOURCES)) \
-    $(filter-out $(EXCLUDE),$(wildcard dev/test/*/*_test.cpp dev/test/*/*_test.cu dev/bench/asynchrony/*_test.cu)))
+    $(filter-out $(EXCLUDE),$(wildcard dev/test/*/*_test.cpp dev/test/*/*_test.cu dev/test/*/*_testing.cpp dev/bench/asynchrony/*_test.cu)))
+TESTING := $(filter %_testing.cpp.o,$(COMMON_TESTS))
 # the stand-in's own tests, with the few headers of kernels that they use: what other compilers are tried on
 STAND_IN_TESTS := $(filter $(COMMON)/obj/llmc/cuda_on_cpu/% $(COMMON)/obj/llmc/base/%,$(COMMON_TESTS)) \
     $(filter $(call common_object,$(addprefix llmc/kernels/,launch_test.cu rows/reduce_test.cu ptx/ptx_test.cu loop_threads_host_test.cu)),$(COMMON_TESTS))
@@ -158,13 +159,13 @@ $(BUILD)/train_gpt: $(call precision_object,train_gpt.cu) $(MODEL_LIBRARY) $(COM
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(BUILD)/bench: $(BENCH_OBJECTS) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
-$(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(UNIT_MAIN) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
+$(BUILD)/test_gpt: $(call precision_object,test_gpt.cu) $(UNIT_MAIN) $(TESTING) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
-$(BUILD)/unit_test: $(MODEL_TESTS) $(UNIT_MAIN) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
+$(BUILD)/unit_test: $(MODEL_TESTS) $(UNIT_MAIN) $(TESTING) $(MODEL_LIBRARY) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(COMMON)/unit_test: $(COMMON_TESTS) $(UNIT_MAIN) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
-$(COMMON)/stand_in_test: $(STAND_IN_TESTS) $(UNIT_MAIN) $(COMMON_LIBRARY)
+$(COMMON)/stand_in_test: $(STAND_IN_TESTS) $(UNIT_MAIN) $(TESTING) $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)
 $(TOOLS): $(COMMON)/%: $(COMMON)/obj/dev/tools/%.cpp.o $(COMMON_LIBRARY)
 	$(LINK) $^ -o $@ $(LIBRARIES)

@@ -2,6 +2,13 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <utility>
+
+Error::Error(ErrorKind kind, std::string message, std::string hint)
+    : std::runtime_error(hint.empty() ? message : message + "\n  " + hint),
+      kind_(kind),
+      message_(std::move(message)),
+      hint_(std::move(hint)) {}
 
 void invariant_failed(const char* condition, const char* file, int line, const std::string& message) {
     throw Error(ErrorKind::bug, text(file, ":", line, ": ", message, " (", condition, " does not hold)"),

@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 
 // The values are the program's exit codes (the names follow sysexits.h).
 enum class ErrorKind : int {
@@ -23,11 +22,7 @@ enum class ErrorKind : int {
 
 class Error : public std::runtime_error {
 public:
-    Error(ErrorKind kind, std::string message, std::string hint = "")
-        : std::runtime_error(hint.empty() ? message : message + "\n  " + hint),
-          kind_(kind),
-          message_(std::move(message)),
-          hint_(std::move(hint)) {}
+    Error(ErrorKind kind, std::string message, std::string hint = "");
 
     ErrorKind kind() const { return kind_; }
     int exit_code() const { return static_cast<int>(kind_); }

@@ -2,25 +2,12 @@
 // nothing.
 #pragma once
 
-#include <stdlib.h>
-#include <unistd.h>
-
-#include <filesystem>
 #include <string>
-
-#include "llmc/base/error.h"
 
 class TemporaryFolder {
 public:
-    TemporaryFolder() {
-        const bool in_memory = getenv("TMPDIR") == nullptr && access("/dev/shm", W_OK) == 0;
-        path_ = (in_memory ? "/dev/shm" : std::filesystem::temp_directory_path().string()) + "/train_gpt_XXXXXX";
-        if (mkdtemp(path_.data()) == nullptr) throw Error(ErrorKind::io, text(path_, ": mkdtemp failed"));
-    }
-    ~TemporaryFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
+    TemporaryFolder();
+    ~TemporaryFolder();
     TemporaryFolder(const TemporaryFolder&) = delete;
     TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 

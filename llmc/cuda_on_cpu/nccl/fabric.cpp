@@ -170,13 +170,18 @@ bool Fabric::progress() {
     return moved;
 }
 
-void Fabric::rest(double seconds) {
+std::vector<pollfd> Fabric::awaited() const {
     std::vector<pollfd> waiting;
     for (const Peer& peer : peers_) {
         if (peer.socket < 0 || peer.lost) continue;
         const int events = POLLIN | (peer.outgoing.empty() ? 0 : POLLOUT);
         waiting.push_back({peer.socket, static_cast<short>(events), 0});
     }
+    return waiting;
+}
+
+void Fabric::rest(double seconds) {
+    std::vector<pollfd> waiting = awaited();
     poll(waiting.data(), waiting.size(), static_cast<int>(seconds * 1e3) + 1);
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <poll.h>
 
 #include <cstdint>
 #include <deque>
@@ -66,6 +67,7 @@ public:
 
     bool progress();             // moves what can be moved now; true if anything did
     void rest(double seconds);   // waits for traffic, at most that long
+    std::vector<pollfd> awaited() const;   // the sockets and events that progress() can go on with
     bool lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
 
 private:

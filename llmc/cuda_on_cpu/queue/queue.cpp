@@ -1,7 +1,6 @@
 #include "llmc/cuda_on_cpu/queue/queue.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <system_error>
@@ -19,12 +18,15 @@ using SteadyClock = std::chrono::steady_clock;
 
 thread_local Device* bound_device = nullptr;
 
-// Waits a little longer each time nothing moved: first by yielding, then by sleeping.
-void rest(int idle_rounds) {
-    if (idle_rounds < 64)
+// Waits a little longer each time nothing moved: first by yielding, then by sleeping, for at most until one of the
+// sockets is ready. What else may come, from other threads, is asked for when the sleep ends.
+void rest(int idle_rounds, std::vector<pollfd> awaited) {
+    if (idle_rounds < 16) {
         sched_yield();
-    else
-        usleep(idle_rounds < 1024 ? 20 : 200);
+        return;
+    }
+    const timespec sleep{0, idle_rounds < 1024 && awaited.empty() ? 20'000 : 200'000};
+    ppoll(awaited.data(), awaited.size(), &sleep, nullptr);
 }
 
 }   // namespace
@@ -288,6 +290,7 @@ cudaError_t Device::run_until(Done done) {
     SteadyClock::time_point still_since;
     while (fault() == cudaSuccess && !done()) {
         moved_ = false;
+        awaited_.clear();
         if (advance() || moved_) {
             idle_rounds = 0;
             continue;
@@ -298,8 +301,9 @@ cudaError_t Device::run_until(Done done) {
             report_fault(cudaErrorLaunchTimeout, standstill());
             break;
         }
+        std::vector<pollfd> awaited = std::move(awaited_);
         mutex.unlock();   // other threads may add the awaited work
-        rest(idle_rounds);
+        rest(idle_rounds, std::move(awaited));
         mutex.lock();
     }
     if (fault() != cudaSuccess) drop_queued();
@@ -411,6 +415,7 @@ cudaError_t enqueue(cudaStream_t stream, Operation operation) {
 }
 
 void note_progress() { device().note_progress(); }
+void note_awaited(int socket, short events) { device().note_awaited(socket, events); }
 void report_fault(cudaError_t error, std::string message) { device().report_fault(error, std::move(message)); }
 std::string last_fault() { return device().fault_message(); }
 

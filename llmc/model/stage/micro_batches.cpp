@@ -15,6 +15,8 @@ MicroBatches::MicroBatches(Arena& arena, const std::vector<Chunk>& chunks, const
       stream_(stream),
       pool_(arena, sizes, most_layers(chunks), recompute, room, norm_bytes) {}
 
+MicroBatches::~MicroBatches() = default;
+
 bool MicroBatches::follows(int index) const {
     return index > 0 && chunk(index - 1).layers.end == chunk(index).layers.begin;
 }

@@ -37,6 +37,7 @@ public:
     // `chunks`, in the order of the model, and `sizes`, those of the current micro-batches, must outlive this.
     MicroBatches(Arena& arena, const std::vector<Chunk>& chunks, const RankSizes& sizes, Recompute recompute,
                  const InFlight& room, std::int64_t norm_bytes, cudaStream_t stream);
+    ~MicroBatches();
 
     // True if a chunk's input is the output of the chunk before it on this rank.
     bool follows(int chunk) const;

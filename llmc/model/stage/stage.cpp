@@ -119,6 +119,8 @@ Stage::Stage(const ModelConfig& config, const StageOptions& options, Arena& aren
     }
 }
 
+Stage::~Stage() = default;
+
 RankSizes Stage::sizes_of(int B, int T) const {
     RankSizes sizes = rank_sizes(config_, options_.place, options_.sequence_parallel, B, T, options_.ulysses);
     sizes.documents = options_.document_mask;

@@ -34,6 +34,7 @@
 class Stage {
 public:
     Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream);
+    ~Stage();   // not inline, as with other large classes: each file that uses one would compile it
     Stage(const Stage&) = delete;
     Stage& operator=(const Stage&) = delete;
 

@@ -26,6 +26,8 @@ Trainer::Trainer(const TrainerParts& parts)
     check_can_trace(options_.trace);
 }
 
+Trainer::~Trainer() = default;
+
 void Trainer::restore(const RunState& state) {
     batch_.seek(state.loader);
     outliers_.restore(state);

@@ -39,6 +39,7 @@ inline const char* words_of_end(RunEnd end) {
 class Trainer {
 public:
     explicit Trainer(const TrainerParts& parts);
+    ~Trainer();
 
     // Continues after a step of an earlier run. load_training_state must have restored parameters and optimizer.
     void restore(const RunState& state);

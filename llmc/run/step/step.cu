@@ -44,6 +44,8 @@ Step::Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const Tr
            " without a group to share with");
 }
 
+Step::~Step() = default;
+
 void Step::ends_after(int steps) {
     optimizer_->ends_after(steps);
     sync_.ends_after(steps);

@@ -36,6 +36,7 @@ public:
     // The stage's parameters must be initialised before. A stage without backward gets no optimizer, and only forward()
     // may be called.
     Step(Stage& stage, const OptimizerOptions& options, Arena& arena, const TrainingGroups& groups = {});
+    ~Step();
 
     Stage& stage() { return stage_; }
     Optimizer& optimizer() { return *optimizer_; }
