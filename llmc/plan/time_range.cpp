@@ -13,7 +13,7 @@ const TimeRange kExperts{0.72, 0.84, 1.08, "published steps of mixtures of exper
 // dev/bench/plan_against_runs.sh (2026-11-28, docs/plan.md)
 const TimeRange kMeasured{1, 1.11, 1.18, "steps of this program on a machine whose speeds were measured"};
 
-// Memory of faster devices; tells the generations apart in any precision.
+// Speed of memory that newer GPUs exceed; it is the same in any precision, and their names need not be known.
 constexpr double kNewerCopyBytesPerSecond = 2e12;
 
 }   // namespace
