@@ -40,7 +40,7 @@ struct Plan {
     std::optional<int> fewest_devices;   // that hold the model in some layout
     bool replayed = false;               // `step` is of a replay, else of closed forms
     StepTime step;                       // the best case
-    TimeRange range;                     // of a run's time, divided by that of `step`
+    TimeRange range;                     // multiplies the times of `step`
     ScalingLaw::Optimum best;            // for the same FLOPs
     std::vector<std::string> warnings;
     std::vector<Limit> limits;   // the three nearest, the nearest first
