@@ -10,11 +10,19 @@ known is planned. Of each source and GPU with LEAST_TO_FIT such rows or more, ev
 share of the device's speeds (matmuls, attention, memory) that is reached; the others are judged. Smaller groups are
 judged without a constant. Prints why rows are not judged, errors by source, GPU, size and kind of layout, whether the
 faster of two layouts is found, and rows beyond WORST with what the plan does not know of them.
+
+    dev/reference/published_steps.py ROWS.json --share 1 --write PLANNED.json
+    dev/reference/published_steps.py ROWS.json --factors PLANNED.json
+
+The second derives the ranges of llmc/plan/time_range.cpp: published seconds divided by planned ones at the full speeds, by
+kind of model and generation of the GPU. It judges these, and other ways to group, on each source with factors of the
+others alone, and names the ten rows that are missed most.
 """
 import argparse
 import collections
 import concurrent.futures
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -329,6 +337,133 @@ def pairs_of(rows, planned):
     return right, all_pairs, wrong
 
 
+# ---- ranges
+
+
+NEWER = ("H100", "H200", "B200")   # generations: Hopper and later
+RECENT = 2024                      # year from which on software counts as of today
+RANGE_MEAN_GOAL, RECENT_MEAN_GOAL, INSIDE_GOAL, WIDEST = 0.15, 0.08, 0.9, 1.5
+
+
+def year_of(row):
+    """Returns the year of the source's stack; 2023 for the one that states none."""
+    year = ((row.get("source") or {}).get("date") or "")[:4]
+    return int(year) if year.isdigit() else 2023
+
+
+def model_and_generation(row):
+    return ("experts" if row["model"].get("experts") else "dense, newer" if gpu_of(row) in NEWER else "dense, older",)
+
+
+def software_of(row):
+    return "before 2023" if year_of(row) < 2023 else "later"
+
+
+def gpus_of(row):
+    return "8 or fewer" if row["gpus"] <= 8 else "to 128" if row["gpus"] <= 128 else "more"
+
+
+# The first is the program's. A row takes the first part of its key that other sources have, from the longest one on.
+GROUPINGS = {
+    "model and generation": model_and_generation,
+    "one for all": lambda row: (),
+    "GPU": lambda row: (gpu_of(row),),
+    "generation": lambda row: (gpu_of(row) in NEWER,),
+    "and kind of layout": lambda row: (*model_and_generation(row), kind_of(row)),
+    "and ZeRO-3": lambda row: (*model_and_generation(row), options_of(row)["zero"] == 3),
+    "and number of GPUs": lambda row: (*model_and_generation(row), gpus_of(row)),
+    "and year": lambda row: (*model_and_generation(row), software_of(row)),
+    "and long sequences": lambda row: (*model_and_generation(row), row["seq_len"] >= 8192),
+}
+
+
+def range_of(factors):
+    """Returns the median, the factor that nine tenths are below, and the least."""
+    factors = sorted(factors)
+    return statistics.median(factors), factors[min(len(factors) - 1, len(factors) * 9 // 10)], factors[0]
+
+
+def left_out(rows, factors, key_of):
+    """Returns for each row the range that rows of all other sources give it."""
+    found = {}
+    for row in rows:
+        others = [other for other in rows if other["source_key"] != row["source_key"]]
+        key = key_of(row)
+        while not (alike := [factors[other["id"]] for other in others if key_of(other)[:len(key)] == key]):
+            key = key[:-1]
+        found[row["id"]] = range_of(alike)
+    return found
+
+
+def judge_ranges(rows, factors):
+    """Prints factors and how well each grouping foretells a source that is left out."""
+    if len({row["source_key"] for row in rows}) < 2:
+        sys.exit("published_steps.py: rows of one source alone: expected two or more, to leave one out; plan more with --share 1 --write")
+    print(f"{len(rows)} rows of {len({row['source_key'] for row in rows})} sources; published seconds / planned seconds:")
+    by = collections.defaultdict(list)
+    for row in rows:
+        by[model_and_generation(row)[0]].append(row)
+    for name, members in sorted(by.items()):
+        usual, most, least = range_of([factors[row["id"]] for row in members])
+        print(f"  {name:14} least {least:.2f}  usual {usual:.2f}  most {most:.2f}  ({len(members)} rows of "
+              f"{len({row['source_key'] for row in members})} sources)")
+    print("\neach source with the factors of the others: mean error of the usual time; rows inside planned x 1 (experts: the"
+          " least) to most, and its mean width; rows inside a range 1.5 times wide about the usual time:")
+    for name, key_of in GROUPINGS.items():
+        found = left_out(rows, factors, key_of)
+        for years, members in (("all", rows), (f"{RECENT} on", [row for row in rows if year_of(row) >= RECENT])):
+            if not members:
+                continue
+            error = statistics.fmean(abs(found[row["id"]][0] / factors[row["id"]] - 1) for row in members)
+            low = {row["id"]: min(1, found[row["id"]][2]) for row in members}
+            inside = statistics.fmean(0.995 * low[row["id"]] <= factors[row["id"]] <= 1.005 * found[row["id"]][1] for row in members)
+            width = statistics.fmean(found[row["id"]][1] / low[row["id"]] for row in members)
+            near = statistics.fmean(WIDEST**-0.5 <= factors[row["id"]] / found[row["id"]][0] <= WIDEST**0.5 for row in members)
+            goals = ""
+            if key_of is model_and_generation:
+                goal = RANGE_MEAN_GOAL if members is rows else RECENT_MEAN_GOAL
+                reached = lambda good: "reached" if good else "not reached"
+                goals = (f"  goals: mean {100 * goal:.0f}% {reached(error <= goal)}, {100 * INSIDE_GOAL:.0f}% inside "
+                         f"{reached(max(inside if width <= WIDEST else 0, near) >= INSIDE_GOAL)}")
+            print(f"  {name:22} {years:8} {len(members):3d} rows  error {100 * error:5.1f}%  inside {100 * inside:3.0f}% of width "
+                  f"{width:.2f}  inside 1.5 {100 * near:3.0f}%{goals}")
+    found = left_out(rows, factors, model_and_generation)
+    print("\nby source, left out:")
+    sources = collections.defaultdict(list)
+    for row in rows:
+        sources[f"{row['source_key']}, {gpu_of(row)}"].append(row)
+    for name, members in sorted(sources.items()):
+        error = statistics.fmean(found[row["id"]][0] / factors[row["id"]] - 1 for row in members)
+        inside = sum(0.995 * min(1, found[row["id"]][2]) <= factors[row["id"]] <= 1.005 * found[row["id"]][1] for row in members)
+        print(f"  {name:30} {len(members):3d} rows  factor {statistics.fmean(factors[row['id']] for row in members):.2f}  "
+              f"mean error {100 * error:+6.1f}%  inside {inside}")
+    print("\nthe ten rows that are missed most:")
+    for row in sorted(rows, key=lambda row: -abs(math.log(found[row["id"]][0] / factors[row["id"]])))[:10]:
+        print(f"  {row['id']} {row['source_key']}, {row['model']['name']}, {row['gpus']} x {row['gpu']}, {kind_of(row)}: factor "
+              f"{factors[row['id']]:.2f}, of the others {found[row['id']][0]:.2f}: {cause_of_factor(row)}")
+
+
+def cause_of_factor(row):
+    notes, gpu = row.get("notes") or "", row["gpu"]
+    if "power limited" in gpu.lower() or "power limited" in notes.lower() or "500W" in gpu:
+        return "the device's power is limited"
+    if row["model"].get("experts"):
+        return "experts: loads and dispatch are the source's; few sources tell"
+    if row["seq_len"] >= 16384:
+        return "long sequences: another attention than cuDNN's"
+    if options_of(row)["zero"] == 3 and row["gpus"] > 300 and year_of(row) < RECENT:
+        return "ZeRO-3 over hundreds of ranks, by software of 2021"
+    if row["source_key"] == "bigscience_v100":
+        return "its network is shared: +-40% by the source's word"
+    if row["source_key"] in ("llmq", "llm_c"):
+        return "C++ and CUDA by hand: faster than stacks in Python"
+    if row["source_key"] == "modded_nanogpt":
+        return "a small model, whose norms, Muon and small kernels weigh more"
+    if options_of(row)["tp"] > 1:
+        return "exchanges of tp that the source does not hide"
+    return "kernels that are not matmuls, slower than the ceilings"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="?", default=os.environ.get("PUBLISHED_STEPS"))
@@ -337,6 +472,7 @@ def main():
     parser.add_argument("--ids", default="", help="rows, with commas between")
     parser.add_argument("--share", type=float, help="plan all rows with this share of the device's speeds, and fit none")
     parser.add_argument("--write", help="a file for the planned seconds of all rows, by id, as JSON")
+    parser.add_argument("--factors", help="a file of --share 1 --write: derive and judge ranges from it, and plan nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--most-stages", type=int, default=10**6, help="leave out rows with more pipeline stages, whose plans take long")
     args = parser.parse_args()
@@ -350,6 +486,11 @@ def main():
             sys.exit(f"{args.rows}: row {row.get('id')}: expected {', '.join(missing)}; take a file of the form that this script's help names")
     rows = [row for row in rows if not args.only or row["source_key"] in args.only.split(",")]
     rows = [row for row in rows if not args.ids or row["id"] in args.ids.split(",")]
+    if args.factors:
+        planned = json.loads(pathlib.Path(args.factors).read_text())
+        judge_ranges([row for row in rows if row["id"] in planned],
+                     {row["id"]: seconds_of(row) / planned[row["id"]] for row in rows if row["id"] in planned})
+        return 0
     reasons, taken, times = collections.Counter(), [], collections.defaultdict(dict)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         planner = Planner(args.train_gpt, folder)

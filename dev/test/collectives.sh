@@ -40,7 +40,7 @@ verdict $? "bandwidth inside a host: $bandwidth GB/s, $(in_machine bytes_per_sec
 awk -v a="$latency" -v b="$(in_machine seconds)" 'BEGIN { d = a - 1e6 * b; exit !(b > 0 && (a == 0 || (d < 0.1 && d > -0.1))) }'
 verdict $? "latency inside a host: $latency us, $(in_machine seconds) s in m.json"
 program=()
-expect 0 "measured by bench --write-machine with 2 ranks" "$train_gpt" plan --model d4 --total-batch 8192 --seq-len 1024 --micro-batch 4 --dp 2 --machine m.json
+expect 0 "measured by bench --write-machine with 2 ranks" "$train_gpt" plan --verbose 1 --model d4 --total-batch 8192 --seq-len 1024 --micro-batch 4 --dp 2 --machine m.json
 
 # groups of a layout
 program=("$launch" -n 4 "$bench" --filter collectives --max-bytes 64)

@@ -6,7 +6,7 @@ train_gpt=$(realpath -m "${TRAIN_GPT:-build/$device-fp32$variant/train_gpt}")
 loss_curve=$(realpath -m "${LOSS_CURVE:-build/$device$variant/loss_curve}")
 needs "$train_gpt" "$tokenize" "$loss_curve"
 
-base=("$train_gpt" plan --heads 4 --seq-len 128)
+base=("$train_gpt" plan --verbose 1 --heads 4 --seq-len 128)
 model=(--layers 4 --channels 256 --vocab-size 500)
 plan=("${base[@]}" "${model[@]}" --gpu H100 --micro-batch 1)
 said() { sed -nE "s/$1/\\1/p" "$work/out" | head -n 1; }   # PATTERN with one group
@@ -71,11 +71,45 @@ else
     echo "SKIPPED JSON and picture of a plan: no python3 on this machine"
 fi
 
+# ---- the short form: three lines first, then only what counts
+short=("$train_gpt" plan --heads 4 --seq-len 128 "${model[@]}" --micro-batch 1 "${layout[@]}")
+expect 0 "Fits: " "${short[@]}" --tokens 20x --price 2.5
+first=0
+for words in '^Fits: [0-9.]+ of 71\.6 GiB a device\. [0-9.]+ to [0-9.]+ minutes on 4 H100, [0-9.]+ to [0-9.]+ GPU-hours, [0-9.]+ to [0-9.]+ at 2\.5 each\.$' \
+    '^Compute-optimal for as many FLOPs: [0-9.]+M parameters on [0-9.]+M tokens\. Planned: 3\.32M on 66\.5M\.$' \
+    '^Range: 1 to 1\.91 times the planned step, median 1\.64: published steps of dense models on H100 and newer GPUs\. --efficiency narrows it\.$' \
+    '^$' '^layout: 4 devices ' '^memory of the fullest rank, pipeline stage [01]: '; do
+    first=$((first + 1))
+    sed -n "${first}p" "$work/out" | grep -qE "$words"
+    verdict $? "line $first is not $words: $(head -n 6 "$work/out")"
+done
+for words in '^  [a-z]+ +[0-9.]+ MiB +[0-9]+% #' '^step: [0-9.]+ ms in the best case$' '^  compute +[0-9.]+ ms +[0-9]+% #+$' "^  pipeline's bubble +[0-9.]+ ms +[0-9]+% #+\$" \
+    '^    of group (dp|pp) +[0-9.]+ ms' '^speed: .* MFU .*peak of 66.9 TFLOP' '^nearest limits:$'; do
+    grep -qE "$words" "$work/out"
+    verdict $? "the short form has no $words: $(cat "$work/out")"
+done
+! grep -E ' 0\.0+ (ms|GiB)|of group all|^parameters:|^failures:|^  it fits' "$work/out"
+verdict $? "the short form has what only the long one should have: $(cat "$work/out")"
+awk '/^step:/ { all = $2 } /^  (compute|pipeline|exposed)/ { for (i = 2; i < NF; i++) if ($(i + 1) == "ms") sum += $i }
+    END { exit !(all > 0 && sum > 0.99 * all && sum < 1.01 * all) }' "$work/out"
+verdict $? "the parts of a step make the step: $(cat "$work/out")"
+hours=$(said '.*, ([0-9.]+) to [0-9.]+ GPU-hours.*') most=$(said '.*, [0-9.]+ to ([0-9.]+) GPU-hours.*')
+awk -v a="$hours" -v b="$most" 'BEGIN { exit !(a > 0 && b / a > 1.89 && b / a < 1.93) }'
+verdict $? "GPU-hours from the best case to 1.91 times as many: $hours to $most"
+expect 0 "warning: communication shows" "${short[@]}" --link-intra 0.1,10
+expect 0 "Times are 2 times the best case: --efficiency 0.5." "${short[@]}" --tokens 20x --efficiency 0.5
+half=$(said '.*, ([0-9.]+) GPU-hours.*')
+awk -v a="$hours" -v b="$half" 'BEGIN { exit !(a > 0 && b / a > 1.98 && b / a < 2.02) }' && ! head -n 1 "$work/out" | grep -q ' to '
+verdict $? "half the efficiency takes twice the hours, one figure: $(head -n 1 "$work/out")"
+expect 0 '"most": 1.25' "${short[@]}" --efficiency 0.8 --json 1
+expect 0 "Range: 1 to 1.75 times the planned step, median 1.33: published steps of dense models on A100" "${short[@]}" --gpu A100
+expect 0 "Range: 0.72 to 1.08 times the planned step, median 0.84: published steps of mixtures" "${short[@]}" --experts 4 --experts-per-token 2
+
 # ---- tokens
 expect 0 "training: 3e+11 tokens" "${plan[@]}" --tokens 300e9
-expect 0 " at 2.5 each" "$train_gpt" plan --gpu h100 --model qwen3:600M --tokens 300B --price '$2.5' --micro-batch 1 --seq-len 128
+expect 0 " at 2.5 each" "$train_gpt" plan --verbose 1 --gpu h100 --model qwen3:600M --tokens 300B --price '$2.5' --micro-batch 1 --seq-len 128
 grep -q "^training: 3e+11 tokens" "$work/out" && grep -q "vocabulary 151936 " "$work/out" && grep -q "^layout: 1 devices (H100)" "$work/out"
-verdict $? "a GPU in small letters, 300B tokens, and the published vocabulary: $(head -n 5 "$work/out")"
+verdict $? "a GPU in small letters, 300B tokens, and the published vocabulary: $(head -n 9 "$work/out")"
 expect 0 "training: 2.048e+04 tokens" "${plan[@]}" --total-batch 2048 --max-steps 10
 expect 0 "training: 6.647e+07 tokens (20.0 per parameter)" "${plan[@]}"
 
@@ -104,6 +138,7 @@ for value in 370 0,4 -1,2 '370,' ',4' 370,4,5 fast 370,fast 1e10,1 nan,1; do
     refused "--link-inter $value: expected GB/s,us" "${plan[@]}" --link-inter=$value
 done
 refused "--price" "${plan[@]}" --price -1
+refused "--efficiency" "${plan[@]}" --efficiency 1.1
 refused "a plan of a model in a file" "$train_gpt" plan --model "$work/model.bin"
 expect 74 "$work/none" "${plan[@]}" --machine "$work/none"
 echo '{"name": "half' >"$work/half"
@@ -153,20 +188,22 @@ best=$(sed -nE 's/^ .* (--tp [0-9]+ --pp [0-9]+ --dp [0-9]+) .*the fastest that 
 read -r _ tp _ pp _ dp <<<"$best"
 grep -qF -- "--tp $tp --pp $pp --dp $dp " <(grep '^layout: 8 devices' "$work/out")
 verdict $? "what is planned is the best, $best: $(grep '^layout' "$work/out")"
-expect 0 " GiB" "$train_gpt" plan --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
+expect 0 " GiB" "$train_gpt" plan --verbose 1 --gpu H100 --model gpt3:6700M --seq-len 2048 --micro-batch 1 --search 1 --processes 2 --total-batch 65536
 grep -q 'does not fit: [0-9.]* of 71.6 GiB allowed' "$work/out"
-verdict $? "what does not fit: $(head -n 5 "$work/out")"
+verdict $? "what does not fit: $(head -n 9 "$work/out")"
 huge=(--layers 200 --heads 160 --channels 20480 --vocab-size 50257 --seq-len 1024)   # no node holds it, nor do the addresses of a recorded device
-expect 0 "none fits; those that take the least memory:" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --search 1 --processes 8 --total-batch 8192
+expect 0 "none fits; those that take the least memory:" "$train_gpt" plan --verbose 1 --gpu H100 "${huge[@]}" --micro-batch 1 --search 1 --processes 8 --total-batch 8192
 awk '/does not fit: [0-9.]+ of / { sub(/.*does not fit: /, ""); if ($1 + 0 < last + 0) bad = 1; last = $1 } END { exit bad }' "$work/out"
 verdict $? "the least memory stands first: $(head -n 20 "$work/out")"
+grep -qE '^Does not fit: [0-9.,]+ of 71.6 GiB a device; the fewest devices that hold it, with a layout of their own: [0-9]+\. ' "$work/out"
+verdict $? "the first line says that it does not fit: $(head -n 1 "$work/out")"
 for words in 'the fewest devices that hold it, with a layout of their own: [0-9]+$' '^  it does not fit: ' '^speed: '; do
     grep -qE "$words" "$work/out"
     verdict $? "what fits nowhere is planned, and how many devices hold it is said: $words"
 done
 expect 0 "by closed forms: a rank has too much memory to be recorded" "$train_gpt" plan --gpu H100 "${huge[@]}" --micro-batch 1 --processes 1 --total-batch 1024
 keeps() {   # PATTERN OPTIONS...: what is given stays in every row
-    expect 0 "layouts divide; the best of them:" "$train_gpt" plan "${model[@]}" --heads 8 --gpu H100 --micro-batch 1 --seq-len 2048 \
+    expect 0 "layouts divide; the best of them:" "$train_gpt" plan --verbose 1 "${model[@]}" --heads 8 --gpu H100 --micro-batch 1 --seq-len 2048 \
         --search 1 --processes 8 --total-batch 16384 "${@:2}"
     ! grep -E '^ .* ms (replayed|formula ) ' "$work/out" | grep -vE -- "$1"
     verdict $? "what is given stays, ${*:2}: $(head -n 20 "$work/out")"
@@ -176,6 +213,9 @@ keeps '--cp 4 --cp-mode ulysses ' --cp 4 --cp-mode ulysses --cp-ulysses 4
 keeps '--tp 2 .* --zero 3 ' --tp 2 --zero 3
 refused "no layout of 7 ranks divides this model and batch" "${plan[@]}" --search 1 --processes 7 --total-batch 128
 
+"${short[@]:0:12}" --search 1 --processes 8 --total-batch 8192 >"$work/out" 2>&1
+head -n 1 "$work/out" | grep -q "^Fits: .* on 8 H100, " && sed -n 5p "$work/out" | grep -q "layouts divide; the best of them:$" && [ "$(grep -cE ' ms (replayed|formula ) ' "$work/out")" -eq 5 ]
+verdict $? "three lines, then five layouts: $(head -n 12 "$work/out")"
 refused "--search 1 without --processes" "${plan[@]}" --search 1 --total-batch 8192
 refused "--processes 16 --tp 4 --dp 8: the layout has 32 ranks" "${plan[@]}" --processes 16 --tp 4 --dp 8
 expect 0 "would let data parallelism use all 3 GPUs." "${plan[@]}" --search 1 --processes 3 --pp 3 --total-batch 2048
@@ -193,8 +233,11 @@ expect 0 "the run can begin" scripts/launch.sh -n 2 "$train_gpt" check "${run[@]
 reduced=$(sed -nE 's/^ +group dp of rank 0 +[0-9.]+ +([0-9.]+)$/\1/p' "$work/out")
 awk -v link="$(in_machine "$work/machine2" intra)" -v all_reduce="$reduced" 'BEGIN { exit !(link > 0 && link <= 1e9 * (all_reduce + 0.001)) }'
 verdict $? "no link is faster than an all-reduce: $(in_machine "$work/machine2" intra), $reduced GB/s"
-expect 0 "2 devices" "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
-expect 0 "2 rank(s), matmuls of 64 rows, attention of 2 x 32 tokens, 2 heads of 16" "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
+expect 0 "to 1.18 times the planned step, median 1.11: steps of this program on a machine whose speeds were measured" \
+    "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
+grep -q "^layout: 2 devices" "$work/out"
+verdict $? "a plan for the measured machine: $(cat "$work/out")"
+expect 0 "2 rank(s), matmuls of 64 rows, attention of 2 x 32 tokens, 2 heads of 16" "$train_gpt" plan --verbose 1 "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
 expect 0 "5/5 | loss" "$train_gpt" "${run[@]}" "${data[@]}" --max-steps 5 -o "$work/run"
 expect 0 "compared with the medians of 4 steps:" "$train_gpt" plan "${run[@]}" --vocab-size 257 --machine "$work/machine" --compare "$work/run"
 for what in "step .* ms: the plan is off by" "speed .* tokens/s: the plan is off by" "memory .* bytes of the first rank: the plan is off by [+-][0-9.]+%"; do

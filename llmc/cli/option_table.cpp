@@ -509,12 +509,17 @@ void OptionTable::add_options_of_plan(Options& o) {
     };
     of_plan(price);
     of_plan(
+        number("--efficiency", p.efficiency, 0, 1,
+               "share of the best case's speed that the run reaches, for one time instead of a range; 0: not known"));
+    of_plan(
         string("--tokens", p.tokens,
                "to train on, as 300B or 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "
                "token's own experts and the rest; empty: those of --max-steps, else 20x"));
     of_plan(choice("--search", p.search, "find the fastest layout of as many devices that fits, and plan that"));
     of_plan(string("--compare", p.compare,
                    "a run's --output-dir: what it measured stands beside what is planned of the same options"));
+    of_plan(choice("--verbose", p.verbose,
+                   "print the long form: parameters, memory of every kind of stage, traffic of every group, failures"));
     of_plan(choice("--json", p.json, "print JSON"));
     of_plan(string("--svg", p.svg, "a file to write: memory as bars, and the order of a step's work"));
 }

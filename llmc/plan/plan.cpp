@@ -247,6 +247,7 @@ double planned_tokens(const Options& options, const ParameterCounts& parameters)
 }
 
 constexpr int kMostDevices = 1 << 14;   // largest number of devices tried in the search for the fewest
+constexpr std::size_t kFewLayouts = 5, kMostLayouts = 16;   // lines of a search, with --verbose 1 the latter
 
 Plan make_plan(const Options& options) {
     Plan plan;
@@ -262,6 +263,7 @@ Plan make_plan(const Options& options) {
     plan.replayed = can_record_steps() && plan.most_bytes() <= kMostRecordedBytes;
     plan.step = plan.replayed ? step_time(run.options, run.config, run.mesh, plan.machine)
                               : closed_form_time(run.options, ParamTable(run.config), run.mesh, plan.machine);
+    plan.range = time_range(run.options, run.config, plan.machine);
     plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
     plan.warnings = warnings_of(plan);
     plan.limits = all_limits(plan);
@@ -271,6 +273,8 @@ Plan make_plan(const Options& options) {
 
 int plan_run(const Options& requested) {
     Options options = requested;
+    const bool json = options.plan.json;
+    std::string layouts;
     if (options.plan.search) {
         refuse_if(options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
                   "Give --processes, as in --processes 8.");
@@ -282,16 +286,18 @@ int plan_run(const Options& requested) {
             search_layouts(options, machine, options.startup.ranks,
                            [&](const Options& other) { return keeps_given(requested, other, is_given); });
         const std::string batches = batches_for_all(options, options.startup.ranks);
-        const std::string said = search_text(found, machine) + (batches.empty() ? "" : batches + "\n");
-        std::fputs(said.c_str(), options.plan.json ? stderr : stdout);
+        layouts = "\n" + search_text(found, machine, options.plan.verbose ? kMostLayouts : kFewLayouts) +
+                  (batches.empty() ? "" : batches + "\n");
         options = found.front().run.options;
     }
     const Plan plan = make_plan(options);
     if (!options.plan.svg.empty()) write_whole(real_files(), options.plan.svg, plan_svg(plan));
-    std::fputs((options.plan.json ? plan_json(plan) : plan_text(plan)).c_str(), stdout);
+    if (!json) std::fputs(plan_headline(plan).c_str(), stdout);
+    std::fputs(layouts.c_str(), json ? stderr : stdout);
+    std::fputs((json ? plan_json(plan) : plan_text(plan)).c_str(), stdout);
     if (!options.plan.compare.empty()) {
         const MeasuredRun measured = measured_run(real_files(), options.plan.compare);
-        std::fputs(comparison_text(plan, measured).c_str(), options.plan.json ? stderr : stdout);
+        std::fputs(comparison_text(plan, measured).c_str(), json ? stderr : stdout);
     }
     return 0;
 }

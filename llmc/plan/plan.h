@@ -11,6 +11,7 @@
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/scaling_law.h"
 #include "llmc/plan/step_time.h"
+#include "llmc/plan/time_range.h"
 
 struct StageMemory {
     int stage;
@@ -38,8 +39,9 @@ struct Plan {
     std::vector<StageMemory> memory;     // first stage, fullest in between, last stage
     std::optional<int> fewest_devices;   // that hold the model in some layout
     bool replayed = false;               // `step` is of a replay, else of closed forms
-    StepTime step;
-    ScalingLaw::Optimum best;   // for the same FLOPs
+    StepTime step;                       // the best case
+    TimeRange range;                     // multiplies the times of `step`
+    ScalingLaw::Optimum best;            // for the same FLOPs
     std::vector<std::string> warnings;
     std::vector<Limit> limits;   // the three nearest, the nearest first
 
@@ -65,6 +67,9 @@ Plan make_plan(const Options& options);
 // Returns the limits of memory (its largest line), of each link and of the bubble, which are allowed kAllowedIdle of
 // the time each; the nearest first.
 std::vector<Limit> all_limits(const Plan& plan);
+// Returns three lines: whether it fits, time and money; the compute-optimal model; where the range of times is from.
+std::string plan_headline(const Plan& plan);
+// Returns what follows: layout, memory of the fullest rank, time, limits and warnings; with --verbose 1 all there is.
 std::string plan_text(const Plan& plan);
 std::string plan_json(const Plan& plan);
 std::string plan_svg(const Plan& plan);   // memory as bars, a step of every stage as a time line

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "llmc/base/log.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/search.h"
@@ -6,7 +9,119 @@
 
 namespace {
 
+constexpr const char* kAllRanks = "all";   // World's group for the loss and the norm
+
 double gib(double bytes) { return bytes / (1 << 30); }
+
+// Prints a number with three significant digits: 0.05, 6.2, 9,450.
+std::string figure(double number) {
+    if (number == 0) return "0";
+    const double unit = std::pow(10, std::floor(std::log10(number)) - 2), rounded = std::round(number / unit) * unit;
+    if (rounded < 1000) return formatted("%.3g", rounded);
+    std::string digits = formatted("%.0f", rounded);
+    for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
+        digits.insert(static_cast<std::size_t>(at), ",");
+    return digits;
+}
+
+// Prints a number of parameters or tokens: 14.1B.
+std::string count_text(double number) {
+    const char* unit = "";
+    for (const char* const larger : {"K", "M", "B", "T"}) {
+        if (number < 999.5) break;
+        number /= 1000, unit = larger;
+    }
+    return figure(number) + unit;
+}
+
+// Prints both ends, or one where they are the same to three digits.
+std::string ends_text(double low, double high) {
+    const std::string from = figure(low), to = figure(high);
+    return from == to ? from : from + " to " + to;
+}
+
+std::string time_text(double low, double high) {
+    for (const auto& [seconds, unit] : {std::pair(kSecondsPerDay, "days"), {3600.0, "hours"}, {60.0, "minutes"}}) {
+        if (high >= 1.5 * seconds) return ends_text(low / seconds, high / seconds) + " " + unit;
+    }
+    return ends_text(low, high) + " seconds";
+}
+
+std::string step_text(double seconds) {
+    return seconds < 10 ? formatted("%.3f ms", 1e3 * seconds) : formatted("%.3f s", seconds);
+}
+
+// Prints a line of a section with its share as a bar; nothing for less than half a percent.
+std::string bar_line(const std::string& name, const std::string& value, double share) {
+    if (share < 5e-3) return "";
+    return formatted("  %-24s %12s %4.0f%% %s\n", name.c_str(), value.c_str(), 100 * share,
+                     std::string(static_cast<std::size_t>(std::ceil(std::min(1.0, share) * 30)), '#').c_str());
+}
+
+std::string fullest_memory(const Plan& plan) {
+    const StageMemory& fullest = *std::ranges::max_element(plan.memory, {}, &StageMemory::bytes);
+    const std::string whose = plan.run.mesh.pp > 1 ? text(", pipeline stage ", fullest.stage) : std::string();
+    std::string lines = formatted("memory of the fullest rank%s: %.2f of %.2f GiB, nine tenths of a device\n",
+                                  whose.c_str(), gib(fullest.bytes), gib(plan.allowed_bytes()));
+    for (const auto& [name, bytes] : fullest.lines) {
+        lines += bar_line(name, size_text(bytes), bytes / fullest.bytes);
+    }
+    return lines;
+}
+
+// Prints the parts of a step: links that others' work does not hide, stages that wait, and the rest.
+std::string parts_of_step(const Plan& plan) {
+    const StepTime& step = plan.step;
+    const double idle = step.bubble_share * (step.seconds - step.exposed);
+    auto line = [&](const char* name, double seconds) {
+        return bar_line(name, step_text(seconds), seconds / step.seconds);
+    };
+    std::string lines = "step: " + step_text(step.seconds) + " in the best case\n" +
+                        line("compute", step.seconds - step.exposed - idle) +
+                        line(plan.run.mesh.pp > 1 ? "pipeline's bubble" : "gaps between kernels", idle) +
+                        line("exposed communication", step.exposed);
+    for (const auto& [name, group] : step.groups) {
+        if (name != kAllRanks) lines += line(("  of group " + name).c_str(), group.exposed);
+    }
+    return lines;
+}
+
+std::string form_line(const Plan& plan) {
+    if (plan.replayed) return "";
+    return text("  by closed forms: ", can_record_steps()
+                                           ? "a rank has too much memory to be recorded\n"
+                                           : "the program built with DEVICE=cpu replays the step instead\n");
+}
+
+std::string layout_line(const Plan& plan) {
+    const Options& o = plan.run.options;
+    return formatted("layout: %d devices (%s), %s, %d micro-batches of %d x %d tokens\n", plan.run.mesh.size(),
+                     plan.machine.name.c_str(), layout_text(o).c_str(), o.micro_steps(), o.micro_batch, o.seq_len);
+}
+
+std::string speed_line(const Plan& plan) {
+    return formatted(
+        "speed: %.4g tokens/s, MFU %.1f%%, in the best case (MFU as llm.c's: FLOPs of matmuls and causal "
+        "attention, of a peak of %.4g TFLOP/s)\n",
+        plan.tokens_per_second(), 100 * plan.mfu(), 1e-12 * plan.machine.mfu_peak());
+}
+
+std::string warning_lines(const Plan& plan) {
+    std::string lines;
+    for (const std::string& warning : plan.warnings) lines += "warning: " + warning + "\n";
+    return lines;
+}
+
+// Prints the limits of which at least `least` is used up, and the nearest one in any case.
+std::string limit_lines(const Plan& plan, double least) {
+    std::string lines = "nearest limits:\n";
+    for (const Limit& limit : plan.limits) {
+        if (limit.share < least && &limit != &plan.limits.front()) continue;
+        lines += formatted("  %3.0f%% of what is allowed: %s; relieved by %s\n", 100 * limit.share, limit.what.c_str(),
+                           limit.relief.c_str());
+    }
+    return lines;
+}
 
 std::string memory_lines(const Plan& plan) {
     std::string lines;
@@ -39,9 +154,7 @@ Failures failures_of(const Plan& plan) {
         .write_seconds = 10, .restart_seconds = 300, .between_seconds = kGpuHoursPerFailure * 3600 / plan.devices()};
 }
 
-}   // namespace
-
-std::string plan_text(const Plan& plan) {
+std::string long_text(const Plan& plan) {
     const Options& o = plan.run.options;
     const StepTime& step = plan.step;
     std::string out = text("model: ", describe(plan.run.config), "\n");
@@ -60,8 +173,7 @@ std::string plan_text(const Plan& plan) {
         "training: %.4g tokens (%.1f per parameter%s), %.3e FLOPs; for so many the scaling law has %.3g "
         "parameters and %.3g tokens\n",
         plan.tokens, plan.tokens / count.padded, active.c_str(), plan.flops, plan.best.parameters, plan.best.tokens);
-    out += formatted("layout: %d devices (%s), %s, %d micro-batches of %d x %d tokens\n", plan.run.mesh.size(),
-                     plan.machine.name.c_str(), layout_text(o).c_str(), o.micro_steps(), o.micro_batch, o.seq_len);
+    out += layout_line(plan);
     out += formatted("  matmuls at %.4g TFLOP/s, memory at %.4g GB/s, links at %.4g and %.4g GB/s: %s\n",
                      1e-12 * plan.machine.best_matmul(), 1e-9 * plan.machine.copy_bytes_per_second,
                      1e-9 * plan.machine.intra.bytes_per_second, 1e-9 * plan.machine.inter.bytes_per_second,
@@ -76,13 +188,9 @@ std::string plan_text(const Plan& plan) {
         "(%.1f%%)\n",
         1e3 * step.seconds, 1e3 * step.computing, 100 * step.bubble_share, 1e3 * step.exposed,
         100 * step.exposed / step.seconds);
-    if (!plan.replayed) {
-        out += text("  by closed forms: ", can_record_steps()
-                                               ? "a rank has too much memory to be recorded\n"
-                                               : "the program built with DEVICE=cpu replays the step instead\n");
-    }
+    out += form_line(plan);
     out += group_lines(plan);
-    out += formatted("speed: %.4g tokens/s, MFU %.1f%%\n", plan.tokens_per_second(), 100 * plan.mfu());
+    out += speed_line(plan);
     out += formatted("time: %.4g days, %.4g GPU-hours", plan.seconds() / kSecondsPerDay, plan.device_hours());
     if (o.plan.price > 0) out += formatted(", %.4g at %g each", plan.device_hours() * o.plan.price, o.plan.price);
     const Failures failures = failures_of(plan);
@@ -91,13 +199,37 @@ std::string plan_text(const Plan& plan) {
         "\nfailures: one in %.4g hours (one per %.0f GPU-hours); a checkpoint every %.0f s is best, and then "
         "%.2f%% of the time is lost\n",
         failures.between_seconds / 3600, kGpuHoursPerFailure, interval, 100 * wasted_share(failures, interval));
-    for (const std::string& warning : plan.warnings) out += "warning: " + warning + "\n";
-    out += "nearest limits:\n";
-    for (const Limit& limit : plan.limits) {
-        out += formatted("  %3.0f%% of what is allowed: %s; relieved by %s\n", 100 * limit.share, limit.what.c_str(),
-                         limit.relief.c_str());
+    return out + warning_lines(plan) + limit_lines(plan, 0);
+}
+
+}   // namespace
+
+std::string plan_headline(const Plan& plan) {
+    const double least = plan.range.least, most = plan.range.most, hours = plan.device_hours(),
+                 price = plan.run.options.plan.price;
+    std::string out = formatted("%s: %.1f of %.1f GiB a device", plan.fits() ? "Fits" : "Does not fit",
+                                gib(plan.most_bytes()), gib(plan.allowed_bytes()));
+    if (!plan.fits()) {
+        out += plan.fewest_devices
+                   ? text("; the fewest devices that hold it, with a layout of their own: ", *plan.fewest_devices)
+                   : "; no number of devices that was tried holds it";
     }
-    return out;
+    out += text(". ", time_text(least * plan.seconds(), most * plan.seconds()), " on ", plan.run.mesh.size(), " ",
+                plan.machine.name, ", ", ends_text(least * hours, most * hours), " GPU-hours");
+    if (price > 0)
+        out += text(", ", ends_text(least * hours * price, most * hours * price), formatted(" at %g each", price));
+    out += text(".\nCompute-optimal for as many FLOPs: ", count_text(plan.best.parameters), " parameters on ",
+                count_text(plan.best.tokens), " tokens. Planned: ", count_text(plan.parameters.padded), " on ",
+                count_text(plan.tokens), ".\n");
+    if (least == most) return out + text("Times are ", figure(most), " times the best case: ", plan.range.from, ".\n");
+    return out + text("Range: ", figure(least), " to ", figure(most), " times the planned step, median ",
+                      figure(plan.range.usual), ": ", plan.range.from, ". --efficiency narrows it.\n");
+}
+
+std::string plan_text(const Plan& plan) {
+    if (plan.run.options.plan.verbose) return "\n" + long_text(plan);
+    return "\n" + layout_line(plan) + fullest_memory(plan) + parts_of_step(plan) + form_line(plan) + speed_line(plan) +
+           limit_lines(plan, 0.05) + warning_lines(plan);
 }
 
 std::string plan_json(const Plan& plan) {
@@ -143,6 +275,7 @@ std::string plan_json(const Plan& plan) {
                                  {"days", plan.seconds() / kSecondsPerDay},
                                  {"gpu_hours", plan.device_hours()},
                                  {"cost", price > 0 ? Json(plan.device_hours() * price) : Json()},
+                                 {"range", to_json(plan.range)},
                                  {"warnings", Json::array(warnings)},
                                  {"limits", Json::array(limits)}}),
                    1) +

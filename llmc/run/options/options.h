@@ -45,7 +45,8 @@ struct PlanOptions {
     std::string link_intra, link_inter;   // "GB/s,us"; empty: the machine's
     std::string tokens;                   // to train on; or as planned_tokens (llmc/plan/plan.h) has it
     double price = 0;                     // per GPU-hour
-    bool search = false, json = false;
+    double efficiency = 0;                // share of the best case's speed; 0: not known
+    bool search = false, json = false, verbose = false;
     std::set<std::string> kept;   // options that were given: --search keeps theirs
     std::string svg;              // file for the picture
     std::string compare;          // folder of a run
