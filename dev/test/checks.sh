@@ -20,12 +20,17 @@ builds_for_cuda() {   # NAME [VARIABLE=VALUE]... of cuda-compile
 }
 whole() { build/cpu-"$1"/unit_test --no-skip -tc="$2"; }   # PRECISION CASES: those that make test leaves out
 
-# The certificate, `make test` runs in fp32, whose bounds are narrower: the same kernels, communicators and schedules serve
-# both; compressed gradients are of fp32 in both. In bf16 it runs the covering set's sample, in which every pair of settings stands, and what is bf16's own. The shape of a
-# GPU's blocks (llmc/cuda_on_cpu/checks/checks.h) takes half of that time and is left to the kernels' tests and the whole model;
-# PART=fp32 and PART=bf16 run everything with all checks.
+# `make test` runs the certificate, and what optimizers and evaluations compute, in fp32, whose bounds are narrower: the same
+# kernels, communicators and schedules serve both; compressed gradients are of fp32 in both. It runs in bf16, which has
+# master weights too, what checkpoints hold and what a run that goes on from one must repeat, the covering set's sample, in
+# which every pair of settings stands, and what is bf16's own. The shape of a GPU's blocks (llmc/cuda_on_cpu/checks/checks.h)
+# takes half of that time and is left to the kernels' tests and the whole model; PART=fp32 and PART=bf16 run everything
+# with all checks.
 fp32_alone='certificate: *,layouts of several axes:*,optimizer: Muon and*,optimizer: Muon of*,optimizer: every layout*'
 fp32_alone+=',options: sizes*,covering set: it is*,plan: the memory*,layouts: local*,layouts: one local*,layouts: between*,layouts: with compressed*,compress*'
+fp32_alone+=',layouts: other optimizers*,layouts: Muon and*,layouts: every evaluation*,layouts: documents*'
+bf16_alone='reshard: blocks*,reshard: where one*,reshard: every value*'
+bf16_alone+=',layouts: back from*,layouts: the checkpoint*,layouts: after a move*,layouts: with gradients that*'
 bf16_own='certificate: *bf16*,certificate: bytes*,certificate: memory*,certificate: what*,certificate: a sample of ranks*'
 model_unit_tests() { TRAIN_GPT_CHECKS=memory,poison,races,order "build/cpu-$1/unit_test" -d "${@:2}"; }   # PRECISION CASES...
 model_in_bf16() { model_unit_tests bf16 -tce="$fp32_alone" && model_unit_tests bf16 -tc="$bf16_own"; }
@@ -33,7 +38,7 @@ model_in_bf16() { model_unit_tests bf16 -tce="$fp32_alone" && model_unit_tests b
 short_checks() {
     builds_for_cpu
     group=model
-    beside "unit tests of the model, fp32" model_unit_tests fp32
+    beside "unit tests of the model, fp32" model_unit_tests fp32 -tce="$bf16_alone"
     beside "unit tests of the model, bf16" model_in_bf16
     beside "whole model, bf16" build/cpu-bf16/test_gpt
     beside "whole model, fp32" build/cpu-fp32/test_gpt
