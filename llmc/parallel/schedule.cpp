@@ -263,7 +263,7 @@ private:
     std::vector<std::size_t> next_;   // index of each stage's next action
     std::vector<double> free_at_;     // when each stage is free
     std::vector<StageLinks> links_;
-    // of each piece and micro-batch, forward and backward: when its input is there, and when the first of the stages
+    // by piece and micro-batch, forward and backward: when its input is there, and when the first of the stages
     // launched its transfer
     std::vector<double> arrivals_, launches_;
     std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
