@@ -1,8 +1,10 @@
 #include "llmc/parallel/schedule.h"
 
 #include <array>
+#include <functional>
 #include <limits>
 #include <map>
+#include <queue>
 #include <utility>
 
 #include "llmc/base/ensure.h"
@@ -140,50 +142,138 @@ double cost_of(Kind kind, const ActionCosts& costs, bool delayed) {
     return delayed ? costs.input : costs.input + costs.weight;
 }
 
+class Simulator {
+public:
+    Simulator(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs)
+        : lists_(lists),
+          costs_(costs),
+          stages_(static_cast<int>(lists.size())),
+          last_(stages_ * chunks - 1),
+          delayed_(delays(lists)),
+          next_(lists.size(), 0),
+          free_at_(lists.size(), 0),
+          links_(lists.size()) {
+        ENSURE(static_cast<int>(costs.pieces.size()) == last_ + 1, "costs of ", costs.pieces.size(), " pieces");
+        for (const PipelineSchedule& list : lists) micro_batches_ = std::max(micro_batches_, micro_batches_of(list));
+        arrivals_.assign(static_cast<std::size_t>(2 * (last_ + 1) * micro_batches_), not_yet);
+        launches_ = arrivals_;
+        result_.stages.resize(lists.size());
+        for (const Action& action : lists.front()) lists_transfers_ = lists_transfers_ || is_transfer(action.kind);
+    }
+
+    Simulation run() {
+        for (std::size_t stage = 0; stage < lists_.size(); stage++) go_on(stage);
+        while (!ready_.empty()) {   // all that stages do later comes after the transfer that is ready first
+            const Ready transfer = ready_.top();
+            ready_.pop();
+            StageLinks &from = links_[transfer.from], &to = links_[transfer.to];
+            const double end = std::max({transfer.time, from.out_free, to.in_free}) + costs_.transfer;
+            from.out_free = to.in_free = arrivals_[transfer.arrival] = end;
+            from.end_of(transfer.forward ? Kind::send_output : Kind::send_input_gradient) = end;
+            to.end_of(transfer.forward ? Kind::receive_input : Kind::receive_output_gradient) = end;
+            go_on(transfer.from), go_on(transfer.to);
+        }
+        for (std::size_t stage = 0; stage < lists_.size(); stage++) {
+            ENSURE(next_[stage] == lists_[stage].size(), "stage ", stage, " waits for ever");
+        }
+        return std::move(result_);
+    }
+
+private:
+    // A stage's side of all transfers: when it launched the latest one, when the latest of each kind ended (not_yet: it
+    // has not), and when each direction of its link is free.
+    struct StageLinks {
+        double launched = 0, ends[4] = {0, 0, 0, 0}, out_free = 0, in_free = 0;
+        double& end_of(Kind kind) { return ends[static_cast<int>(kind) - static_cast<int>(Kind::receive_input)]; }
+    };
+    // A transfer that both stages have launched, at `time`.
+    struct Ready {
+        double time;
+        std::size_t from, to;
+        bool forward;
+        std::size_t arrival;   // index in arrivals_
+        bool operator>(const Ready& other) const { return time > other.time; }
+    };
+
+    std::size_t index(bool forward, int piece, int m) const {
+        return static_cast<std::size_t>(((forward ? 0 : last_ + 1) + piece) * micro_batches_ + m);
+    }
+    std::size_t neighbour(std::size_t stage, bool after) const {
+        return (stage + (after ? 1 : lists_.size() - 1)) % lists_.size();
+    }
+
+    void go_on(std::size_t stage) {
+        const PipelineSchedule& list = lists_[stage];
+        while (next_[stage] < list.size()) {
+            const Action& action = list[next_[stage]];
+            if (!(is_transfer(action.kind) ? launches(stage, action) : computes(stage, action))) return;
+            next_[stage]++;
+        }
+    }
+
+    // Launches a stage's transfers in the order of its list, each when the one before of its kind has ended, and what
+    // it sends has been computed. Returns false if it has to wait.
+    bool launches(std::size_t stage, const Action& action) {
+        const auto& [kind, chunk, m] = action;
+        const bool sends = kind == Kind::send_output || kind == Kind::send_input_gradient,
+                   forward = kind == Kind::send_output || kind == Kind::receive_input;
+        StageLinks& own = links_[stage];
+        double& ended = own.end_of(kind);
+        if (ended == not_yet) return false;
+        own.launched = std::max({own.launched, ended, sends ? free_at_[stage] : 0});
+        ended = not_yet;
+        const int reader = chunk * stages_ + static_cast<int>(stage) + (!sends ? 0 : forward ? 1 : -1);
+        const std::size_t arrival = index(forward, reader, m), peer = neighbour(stage, sends == forward);
+        double& first = launches_[arrival];
+        if (first == not_yet) {
+            first = own.launched;
+        } else {
+            ready_.push({std::max(first, own.launched), sends ? stage : peer, sends ? peer : stage, forward, arrival});
+        }
+        return true;
+    }
+
+    // Returns false if the input has not arrived.
+    bool computes(std::size_t stage, const Action& action) {
+        const auto& [kind, chunk, m] = action;
+        const bool forward = kind == Kind::forward;
+        const int piece = chunk * stages_ + static_cast<int>(stage);
+        double begin = free_at_[stage];
+        if ((forward && piece > 0) || (kind == Kind::backward_input && piece < last_)) {
+            begin = std::max(begin, arrivals_[index(forward, piece, m)]);
+            if (begin == not_yet) return false;
+        }
+        const double cost = cost_of(kind, costs_.pieces[static_cast<std::size_t>(piece)], delayed_), end = begin + cost;
+        free_at_[stage] = end;
+        result_.stages[stage].push_back({action, begin, end});
+        result_.makespan = std::max(result_.makespan, end);
+        result_.busy += cost;
+        const int to = forward ? piece + 1 : piece - 1;
+        if (lists_transfers_ || kind == Kind::backward_weight || to < 0 || to > last_) return true;
+        ready_.push({end, stage, neighbour(stage, forward), forward, index(forward, to, m)});
+        return true;
+    }
+
+    const std::vector<PipelineSchedule>& lists_;
+    const PipelineCosts& costs_;
+    const int stages_, last_;
+    const bool delayed_;
+    bool lists_transfers_ = false;
+    int micro_batches_ = 0;
+    std::vector<std::size_t> next_;   // index of each stage's next action
+    std::vector<double> free_at_;     // when each stage is free
+    std::vector<StageLinks> links_;
+    // by piece and micro-batch, forward and backward: when its input is there, and when the first of the stages
+    // launched its transfer
+    std::vector<double> arrivals_, launches_;
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
+    Simulation result_;
+};
+
 }   // namespace
 
 Simulation simulate(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs) {
-    const int stages = static_cast<int>(lists.size()), last = stages * chunks - 1;
-    ENSURE(static_cast<int>(costs.pieces.size()) == last + 1, "costs of ", costs.pieces.size(), " pieces");
-    const bool delayed = delays(lists);
-    Simulation result;
-    result.stages.resize(lists.size());
-    int micro_batches = 0;
-    for (const PipelineSchedule& list : lists) micro_batches = std::max(micro_batches, micro_batches_of(list));
-    // times when stages are free, and their links for what backwards and forwards make
-    std::vector<double> free_at(lists.size(), 0), link_free(2 * lists.size(), 0);
-    // times when the input of a piece is there, of each micro-batch, forward and backward
-    std::vector<double> arrivals(static_cast<std::size_t>(2 * (last + 1) * micro_batches), not_yet);
-    auto arrival = [&](Kind kind, int piece, int m) -> double& {
-        const int direction = kind == Kind::forward ? 0 : last + 1;
-        return arrivals[static_cast<std::size_t>((direction + piece) * micro_batches + m)];
-    };
-    auto passes = [&](std::size_t stage, const Action& action, const auto&) {
-        const auto& [kind, chunk, m] = action;
-        if (is_transfer(kind)) return true;
-        const int piece = chunk * stages + static_cast<int>(stage);
-        double begin = free_at[stage];
-        if ((kind == Kind::forward && piece > 0) || (kind == Kind::backward_input && piece < last)) {
-            begin = std::max(begin, arrival(kind, piece, m));
-            if (begin == not_yet) return false;
-        }
-        const double cost = cost_of(kind, costs.pieces[static_cast<std::size_t>(piece)], delayed), end = begin + cost;
-        free_at[stage] = end;
-        result.stages[stage].push_back({action, begin, end});
-        result.makespan = std::max(result.makespan, end);
-        result.busy += cost;
-        const int to = kind == Kind::forward ? piece + 1 : piece - 1;
-        if (kind == Kind::backward_weight || to < 0 || to > last) return true;
-        double& link = link_free[2 * stage + (kind == Kind::forward)];
-        if (stages > 1) link = std::max(end, link) + costs.transfer;
-        arrival(kind, to, m) = stages > 1 ? link : end;
-        return true;
-    };
-    const std::vector<std::size_t> next = run_lists(lists, passes);
-    for (std::size_t stage = 0; stage < lists.size(); stage++) {
-        ENSURE(next[stage] == lists[stage].size(), "stage ", stage, " waits for ever");
-    }
-    return result;
+    return Simulator(lists, chunks, costs).run();
 }
 
 LivePeak live_peak(const PipelineSchedule& list) {

@@ -14,10 +14,10 @@
 //                parallelism", 2023
 //
 // 1f1b and zb can begin with more forwards (PipelineShape::warmup): 1 + n instead of one micro-batch between
-// neighbours hide transfers that take up to n / 2 (F + B + W) each way, and stage i of p keeps up to n (p - 1 - i) sets
-// of activations more. Zhuang et al., "On optimizing the communication of model parallelism", 2022. (Interleaved stages
-// have two between neighbours, and would wait for each other for ever with more: the last one's forwards come behind
-// its backwards.)
+// neighbours hide a part of transfers that take up to n / 2 (F + B + W) each way, and stage i of p keeps up to
+// n (p - 1 - i) sets of activations more. Zhuang et al., "On optimizing the communication of model parallelism", 2022.
+// (Interleaved stages have two between neighbours, and would wait for each other for ever with more: the last one's
+// forwards come behind its backwards.)
 //
 // In all of them the backwards of a chunk come in the order of micro-batches, so that gradients are added in the order
 // in which one device adds them.
@@ -131,7 +131,7 @@ struct ActionCosts {
 };
 struct PipelineCosts {
     std::vector<ActionCosts> pieces;   // in the order of the model: stages x chunks
-    double transfer = 0;               // time of a boundary on a link, which carries one at a time
+    double transfer = 0;               // time of a boundary on a link
 };
 
 struct TimedAction {
@@ -146,7 +146,9 @@ struct Simulation {
     double overhead() const { return makespan * static_cast<double>(stages.size()) / busy - 1; }
     double idle_share() const { return 1 - busy / (makespan * static_cast<double>(stages.size())); }
 };
-// Simulates lists without a fault; their transfers, if they have them, start as soon as what they carry has been
+// Simulates lists without a fault. A stage launches the transfers of its list in their order, each once what it sends
+// has been computed and the one before of its kind has ended. Each direction of a stage's link carries one at a time,
+// whichever both ends have launched first. Lists without transfers launch them as soon as what they carry has been
 // computed.
 Simulation simulate(const std::vector<PipelineSchedule>& lists, int chunks, const PipelineCosts& costs);
 

@@ -53,7 +53,8 @@ public:
         add_axes(result, layer, m);
         const ParamStorage own = storage();
         const double update = optimizer_seconds(own);
-        const double zero_exposed = add_zero(result, layer, own, m) + add_partial_sums(result, own);
+        const double zero_exposed =
+            add_zero(result, layer, own, m) + add_partial_sums(result, own) + add_tied_sum(result, own);
         result.computing = m * compute / mesh_.pp + update;
         const double inside = m * static_cast<double>(config_.layers) / mesh_.pp *
                               (layer.tensor_exposed() + layer.context_exposed() + layer.expert_exposed());
@@ -340,6 +341,22 @@ private:
         GroupTime& group = result.groups["tp"];
         group.bytes += sent, group.seconds += one, group.exposed += one;
         return one + 2 * moved(2 * bytes);
+    }
+
+    // Adds the sum of a tied embedding's gradient over the first and the last stage, at the end of a step, which
+    // nothing hides (GradientSync::exchange_tied_gradients). Returns its seconds.
+    double add_tied_sum(StepTime& result, const ParamStorage& first_stage) const {
+        if (mesh_.pp == 1 || !config_.tied) return 0;
+        double bytes = 0;
+        for (const TensorLayout& tensor : first_stage.tensors()) {
+            if (!table_[tensor.param].tensor.tied) continue;
+            bytes += static_cast<double>(first_stage.padded_elements(tensor, StateKind::optimizer)) *
+                     static_cast<double>(size_of(o_.grad_dtype));
+        }
+        const double one = collective_seconds(machine_, {2, pipeline_leaves_node() ? 2 : 1}, bytes, 2);
+        GroupTime& group = result.groups["pp"];
+        group.bytes += bytes, group.seconds += one, group.exposed += one;
+        return one;
     }
 
     // Seconds of the update: it reads gradients twice, and reads and writes states and parameters.
