@@ -17,7 +17,7 @@ verdict $? "$page has rows of the exit codes $(tr '\n' ' ' <<<"$rows"), the prog
 
 # ---- messages: what the first column of a table under "| the message |" quotes stands in a literal of the sources, which
 # may go on on the next line
-find llmc dev/tools ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' ! -name '*_testing.h' -exec cat {} + | tr '\n' ' ' |
+find llmc dev/tools ./*.cu -regex '.*\.\(cpp\|cu\|cuh\|h\)' ! -name '*_test.*' ! -name '*_testing.*' -exec cat {} + | tr '\n' ' ' |
     sed -E "s/'\"'//g"'; s/([^\\])" *"/\1/g' | grep -aoE '"([^"\\]|\\.)*"' >"$work/sources"
 awk '/^\| the message \|/ { inside = 1; next } !/^\|/ { inside = 0 } inside && !/^\|---/ { print }' "$page" |
     awk -F'|' '{ print $2 }' | grep -oE '`[^`]+`' | tr -d '`' >"$work/messages"
@@ -61,7 +61,7 @@ done < <(awk '/^```/ { inside = /^```cpp/; next } inside && NF' "${pages[@]}")
 verdict $? "only $count lines of code were found in the pages"
 
 # ---- tests that are named, by doctest's patterns: "certificate: all*"
-find llmc dev/bench dev/test ./*.cu -name '*_test.*' -o -name '*_testing.h' -o -name 'test_gpt.cu' | xargs cat | tr '\n' ' ' |
+find llmc dev/bench dev/test ./*.cu -name '*_test.*' -o -name '*_testing.*' -o -name 'test_gpt.cu' | xargs cat | tr '\n' ' ' |
     grep -oE 'TEST_CASE(_TEMPLATE)?\( *"[^"]*"' | sed -E 's/^[^"]*"//; s/"$//' >"$work/cases"
 count=0
 while IFS= read -r pattern; do

@@ -9,7 +9,7 @@
 #   4. mesh and what it includes know no device: none of CUDA's headers;
 #   5. the top level has no files but these, and none that a tool left there to be committed.
 #
-# Tests (*_test.*, and what they share, *_testing.h) may look further down: they try a thing as its users do.
+# Tests (*_test.*, and what they share, *_testing.*) may look further down: they try a thing as its users do.
 source "$(dirname "$0")/common.sh"
 folders=$(sed -nE 's#^\| `llmc/([a-z_]+)/` .*#\1#p' docs/architecture.md | xargs)
 # Every include of a file of llmc/ by another one: "file folder included-folder", tests left out.

@@ -140,7 +140,7 @@ private:
     bool opened_all_ = false;     // all memory was opened since a wait began
     std::uint64_t opening_ = 1;   // an opening ends with the wait, or when host code comes between
     bool moved_ = false;
-    std::vector<pollfd> awaited_;   // what steps of this round wait for
+    std::vector<pollfd> awaited_;   // sockets that steps of this round wait for
 
     mutable std::mutex fault_mutex_;
     std::atomic<cudaError_t> fault_ = cudaSuccess;   // written with fault_mutex_ held
