@@ -73,6 +73,10 @@ fi
 
 # ---- the short form: three lines first, then only what counts
 short=("$train_gpt" plan --heads 4 --seq-len 128 "${model[@]}" --micro-batch 1 "${layout[@]}")
+expect 0 "speeds of RTX4090 are not measured: data sheet" "${short[@]}" --gpu rtx4090 --tokens 20x
+expect 0 " of 14.4 GiB a device" "${short[@]}" --gpu rtx4090 --gpu-memory 16GB --tokens 20x
+expect 0 " of 14.4 GiB a device" "${short[@]}" --gpu rtx4090 --gpu-memory 16 --tokens 20x
+expect 64 "--gpu-memory" "${short[@]}" --gpu rtx4090 --gpu-memory 16MB --tokens 20x
 expect 0 "Fits: " "${short[@]}" --tokens 20x --price 2.5
 first=0
 for words in '^Fits: [0-9.]+ of 71\.6 GiB a device\. [0-9.]+ to [0-9.]+ minutes on 4 H100, [0-9.]+ to [0-9.]+ GPU-hours, [0-9.]+ to [0-9.]+ at 2\.5 each\.$' \

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/io/forwarding_files_testing.h"

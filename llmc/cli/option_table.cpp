@@ -492,8 +492,17 @@ void OptionTable::add_options_of_plan(Options& o) {
         .not_in_files();
     auto of_plan = [](OptionRow& row) { row.not_in_files(); };
     is_taken_ = verb_ == plan;
-    of_plan(string("--gpu", p.gpu,
-                   "the devices, by a name of the table of measured speeds: H100, H200, GH200, A100, A100-PCIe"));
+    of_plan(
+        string("--gpu", p.gpu,
+               "the devices, by a name of the table of speeds (docs/plan.md): H100, H200, GH200, B200, GB200, GB300, "
+               "A100, A100-PCIe, L40S, A6000, RTX4090, RTX5090"));
+    OptionRow& memory =
+        number("--gpu-memory", p.gpu_memory, 0, 1 << 20, "GiB of memory of a device, as in 24 or 24GB; 0: the table's");
+    memory.read = [read_number = memory.read](const std::string& value) {
+        const std::size_t unit = std::min(value.find("GB"), value.find("GiB"));
+        return read_number(unit != std::string::npos && unit > 0 ? value.substr(0, unit) : value);
+    };
+    of_plan(memory);
     is_taken_ = verb_ == plan || verb_ == train;
     of_plan(string("--machine", p.machine,
                    verb_ == plan ? "a file of `train_gpt check --write-machine`, instead of --gpu"

@@ -1,6 +1,7 @@
 #include "llmc/plan/auto_layout.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 
 #include "llmc/base/error.h"
@@ -34,12 +35,15 @@ bool is_possible(const Options& options) {
 }
 
 std::optional<Machine> machine_in_table(const std::string& device, bool tf32) {
-    for (const char* const name : {"GH200", "H200", "H100", "A100-PCIe", "A100"}) {   // longer names come first
+    std::vector<std::string> names = known_gpus();
+    std::ranges::sort(names, std::greater<>(), &std::string::size);   // GH200 before H200
+    for (const std::string& name : names) {
         std::string upper = name, found = device;
+        std::erase(found, ' ');   // RTX 4090
         for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
         if (found.find(upper) == std::string::npos) continue;
-        const bool other_links = found.find("PCIE") != std::string::npos || found.find("NVL") != std::string::npos;
-        if (other_links && upper.find("PCIE") == std::string::npos) return {};
+        auto has = [&](const char* word) { return found.find(word) != std::string::npos; };
+        if ((has("PCIE") || has("NVL") || has("LAPTOP")) && upper.find("PCIE") == std::string::npos) return {};
         return known_machine(name, tf32);
     }
     return {};

@@ -83,6 +83,10 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     const StepTime& step = plan.step;
     std::vector<std::string> warnings =
         layout_warnings(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
+    if (!plan.machine.measured) {
+        warnings.push_back("speeds of " + plan.machine.name + " are not measured: " + plan.machine.source +
+                           "; `train_gpt check --write-machine FILE` measures one");
+    }
     if (o.pp > 1 && step.bubble_share > kAllowedIdle) {
         const std::int64_t wanted = (4 * (o.pp - 1) + o.pipeline.chunks - 1) / o.pipeline.chunks,
                            m = (wanted + o.pp - 1) / o.pp * o.pp;
@@ -207,6 +211,7 @@ Machine planned_machine(const Options& options) {
     Machine machine =
         requested.machine.empty() ? known_machine(requested.gpu, options.tf32) : read_machine(requested.machine);
     if (options.startup.gpus_per_node > 0) machine.devices_per_node = options.startup.gpus_per_node;
+    if (requested.gpu_memory > 0) machine.memory_bytes = requested.gpu_memory * (1 << 30);
     if (!requested.link_intra.empty()) machine.intra = link_from("--link-intra", requested.link_intra);
     if (!requested.link_inter.empty()) machine.inter = link_from("--link-inter", requested.link_inter);
     return machine;

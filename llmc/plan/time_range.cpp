@@ -9,7 +9,7 @@ namespace {
 // number of GPUs or year the steps that are left out are found no better.
 const TimeRange kExperts{0.72, 0.84, 1.08, "published steps of mixtures of experts on H100"},
     kNewer{1, 1.64, 1.91, "published steps of dense models on H100 and newer GPUs"},
-    kOlder{1, 1.33, 1.75, "published steps of dense models on A100 and older GPUs"};
+    kOlder{1, 1.33, 1.75, "published steps of dense models on A100 and V100"};
 // dev/bench/plan_against_runs.sh (2026-11-28, docs/plan.md)
 const TimeRange kMeasured{1, 1.11, 1.18, "steps of this program on a machine whose speeds were measured"};
 

@@ -2,6 +2,7 @@
 // dropped or made twice: certificate_experts_test.cpp; biases inside the weights: experts_test.cu and test_gpt.cu.)
 #include <atomic>
 #include <numeric>
+#include <utility>
 
 #include "dev/test/certificate/expert_layouts_testing.h"
 #include "llmc/kernels/experts/router.cuh"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"

@@ -21,21 +21,36 @@ namespace {
 // (stas00/ml-engineering, network/benchmarks/results/all-reduce-8xH200.md; A100: NVIDIA/nccl-tests issue 149). Links
 // between nodes: one 400 Gbit/s card per GPU carries 43 GB/s (deepseek-ai/DeepEP, README), 200 Gbit/s half.
 struct Gpu {
-    const char *name, *source;
+    const char *name, *device, *source;   // `device`: beginning of the name that CUDA gives it
     double matmul_tflops, copy_gbs, memory_gib;
     int multiprocessors;
     double intra_gbs, inter_gbs;
+    bool measured = true;   // its matmuls, by somebody; else all is of data sheets, by H100's shares of its own
+    int devices_per_node = 8;
 };
 constexpr const char* kOfSameChip = "matmul as H100's, which is the same chip; copy by H100's share of its data sheet";
+constexpr const char* kDataSheet = "data sheet times H100's shares of its own";
+constexpr const char* kDataSheetOfCard = "data sheet times H100's shares of its own; links: PCIe, guessed";
 constexpr Gpu kGpus[] = {
-    {"H100", "matmul: ml-engineering; copy: nccl issue 1264; links: ml-engineering, DeepEP", 794.5, 2573, 79.6, 132,
+    {"H100", "NVIDIA H100", "matmul: ml-engineering; copy: nccl issue 1264; links: ml-engineering, DeepEP", 794.5, 2573,
+     79.6, 132, 367.6, 43},
+    {"H200", "NVIDIA H200", kOfSameChip, 794.5, 3687, 140.4, 132, 367.6, 43},
+    {"GH200", "NVIDIA GH200", "matmul: ml-engineering; copy by H100's share of its data sheet", 828.6, 3687, 140.4, 132,
      367.6, 43},
-    {"H200", kOfSameChip, 794.5, 3687, 140.4, 132, 367.6, 43},
-    {"GH200", "matmul: ml-engineering; copy by H100's share of its data sheet", 828.6, 3687, 140.4, 132, 367.6, 43},
-    {"A100", "matmul: ml-engineering (SXM); copy by H100's share of its data sheet; links: nccl-tests issue 149", 271.2,
-     1566, 79.3, 108, 230, 21.5},
-    {"A100-PCIe", "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed",
-     252.9, 1486, 79.3, 108, 20, 10},
+    {"B200", "NVIDIA B200", "matmul: ml-engineering; copy and links by H100's shares of data sheets", 1745, 6160, 179.1,
+     148, 738, 43},
+    {"GB200", "NVIDIA GB200", kDataSheet, 2007, 6160, 185.1, 148, 738, 43, false, 72},
+    {"GB300", "NVIDIA GB300", kDataSheet, 2007, 6160, 277.6, 148, 738, 86, false, 72},
+    {"A100", "NVIDIA A100",
+     "matmul: ml-engineering (SXM); copy by H100's share of its data sheet; links: nccl-tests issue 149", 271.2, 1566,
+     79.3, 108, 230, 21.5},
+    {"A100-PCIe", "NVIDIA A100",
+     "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed", 252.9, 1486, 79.3,
+     108, 20, 10},
+    {"L40S", "NVIDIA L40S", kDataSheetOfCard, 290.7, 665, 45, 142, 20, 10, false},
+    {"A6000", "NVIDIA RTX A6000", kDataSheetOfCard, 124.3, 591, 47.8, 84, 20, 10, false},
+    {"RTX4090", "NVIDIA GeForce RTX 4090", kDataSheetOfCard, 132.7, 776, 23.9, 128, 20, 10, false},
+    {"RTX5090", "NVIDIA GeForce RTX 5090", kDataSheetOfCard, 168.2, 1380, 31.8, 170, 40, 10, false},
 };
 // bf16 on an H200 (docs/performance.md). Matmuls: means of the library's products of GPT-2 124M and 1558M of these
 // sizes, as shares of the fastest one; a slower card reaches the same share with as much less work. Attention: cuDNN's
@@ -48,10 +63,6 @@ constexpr double kMatmulTflopsOfShares = 794.5;
 constexpr double kAttentionShare = 961 / 794.5, kAttentionTokens = 452, kAttentionChannels = 129;
 // Estimates without a source: the gap between two kernels of a stream, and a message's latency.
 constexpr double kKernelSeconds = 2e-6, kIntraSeconds = 4e-6, kInterSeconds = 14e-6;
-
-std::string device_name(const std::string& gpu) {
-    return "NVIDIA " + (gpu.ends_with("-PCIe") ? gpu.substr(0, gpu.size() - 5) : gpu);
-}
 
 Link link_of(const Json& json) { return {json.at("bytes_per_second").as_number(), json.at("seconds").as_number()}; }
 Json json_of(const Link& link) {
@@ -96,9 +107,9 @@ double Machine::seconds_of(double flops, double bytes) const {
 }
 
 std::vector<std::string> known_gpus() {
-    std::vector<std::string> lines;
-    for (const Gpu& gpu : kGpus) lines.push_back(text(gpu.name, ": ", gpu.source));
-    return lines;
+    std::vector<std::string> names;
+    for (const Gpu& gpu : kGpus) names.push_back(gpu.name);
+    return names;
 }
 
 Machine known_machine(const std::string& given, bool tf32) {
@@ -110,8 +121,8 @@ Machine known_machine(const std::string& given, bool tf32) {
         std::ranges::transform(upper, upper.begin(), ::toupper);
         if (name != upper) continue;
         // fp32 reaches the same share of its data sheet
-        const double bf16_peak = data_sheet_flops(device_name(gpu.name), DType::bf16, false).value(),
-                     peak = data_sheet_flops(device_name(gpu.name), dtype_of<floatX>, tf32).value();
+        const double bf16_peak = data_sheet_flops(gpu.device, DType::bf16, false).value(),
+                     peak = data_sheet_flops(gpu.device, dtype_of<floatX>, tf32).value();
         std::vector<MatmulRate> matmul;
         for (const MatmulShare& measured : kMatmulShares) {
             const double tflops = gpu.matmul_tflops * peak / bf16_peak;
@@ -119,6 +130,7 @@ Machine known_machine(const std::string& given, bool tf32) {
         }
         return {.name = gpu.name,
                 .source = gpu.source,
+                .measured = gpu.measured,
                 .matmul = matmul,
                 .attention_per_second = kAttentionShare * gpu.matmul_tflops * 1e12 * peak / bf16_peak,
                 .attention_tokens = kAttentionTokens,
@@ -127,6 +139,7 @@ Machine known_machine(const std::string& given, bool tf32) {
                 .kernel_seconds = kKernelSeconds,
                 .memory_bytes = gpu.memory_gib * (1 << 30),
                 .multiprocessors = gpu.multiprocessors,
+                .devices_per_node = gpu.devices_per_node,
                 .intra = {gpu.intra_gbs * 1e9, kIntraSeconds},
                 .inter = {gpu.inter_gbs * 1e9, kInterSeconds},
                 .peak_flops = peak};

@@ -23,6 +23,7 @@ constexpr int kCollectiveMultiprocessors = 16;   // that a collective is taken t
 
 struct Machine {
     std::string name, source;
+    bool measured = true;              // false: by data sheets
     std::vector<MatmulRate> matmul;    // by size, ascending; interpolated between two sizes, the nearest beyond them
     double attention_per_second = 0;   // FLOPs per second, counting the pairs that a causal mask leaves, at most
     double attention_tokens = 0, attention_channels = 0;   // sequence and head at which half is reached; 0: any
@@ -50,8 +51,7 @@ struct Machine {
     double all_to_all_seconds(double bytes, int ranks, int nodes) const;
 };
 
-// Returns a line per GPU of the table, with its sources.
-std::vector<std::string> known_gpus();
+std::vector<std::string> known_gpus();   // names of the table
 // Returns a GPU of the table, by its name in any case; in builds for fp32 with the speed of TF32 if `tf32`. Throws
 // Error(usage) naming the known ones.
 Machine known_machine(const std::string& gpu, bool tf32 = false);

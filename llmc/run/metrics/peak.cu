@@ -14,6 +14,8 @@ struct Device {
 
 // A longer name comes before a shorter one that it begins with.
 constexpr Device kDevices[] = {
+    {"NVIDIA GB300", 2500, 1250, 80},
+    {"NVIDIA GB200", 2500, 1250, 80},
     {"NVIDIA B200", 2250, 1125, 75},
     {"NVIDIA H200", 989.4, 494.7, 66.9},
     {"NVIDIA GH200", 989.4, 494.7, 66.9},

@@ -45,6 +45,7 @@ struct PlanOptions {
     std::string link_intra, link_inter;   // "GB/s,us"; empty: the machine's
     std::string tokens;                   // to train on; or as planned_tokens (llmc/plan/plan.h) has it
     double price = 0;                     // per GPU-hour
+    double gpu_memory = 0;                // GiB of a device; 0: the machine's
     double efficiency = 0;                // share of the best case's speed; 0: not known
     bool search = false, json = false, verbose = false;
     std::set<std::string> kept;   // options that were given: --search keeps theirs

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
