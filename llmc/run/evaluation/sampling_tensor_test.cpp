@@ -1,7 +1,7 @@
 // Sampling and evaluation under tensor parallelism: what one process writes and answers.
-#include "dev/test/certificate/certificate_testing.h"
-
 #include <utility>
+
+#include "dev/test/certificate/certificate_testing.h"
 #include "llmc/run/evaluation/evaluate.h"
 #include "llmc/run/evaluation/sampler.h"
 
