@@ -38,8 +38,6 @@ bool Conversation::step() {
     if (finished) {
         comm_->finished++;
         comm_->unfinished.pop_front();
-    } else {
-        for (const pollfd& socket : comm_->fabric->awaited()) note_awaited(socket.fd, socket.events);
     }
     return finished;
 }

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <netinet/in.h>
-#include <poll.h>
 
 #include <cstdint>
 #include <deque>
@@ -67,7 +66,6 @@ public:
 
     bool progress();             // moves what can be moved now; true if anything did
     void rest(double seconds);   // waits for traffic, at most that long
-    std::vector<pollfd> awaited() const;   // the sockets and events that progress() can go on with
     bool lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
 
 private:
@@ -112,6 +110,7 @@ private:
 
     int rank_, ranks_;
     std::vector<Peer> peers_;
+    int arrivals_ = -1;   // epoll of the sockets of peers that are not lost
     std::vector<char> discard_;
 };
 

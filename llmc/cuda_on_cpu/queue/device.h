@@ -7,8 +7,6 @@
 // read it) and the fault (its own). It is held while an operation runs and released between rounds of the queues.
 #pragma once
 
-#include <poll.h>
-
 #include <driver_types.h>
 
 #include <atomic>
@@ -104,7 +102,6 @@ public:
     cudaError_t usable();
     bool idle() const;
     void note_progress() { moved_ = true; }
-    void note_awaited(int socket, short events) { awaited_.push_back({socket, events, 0}); }
     void close_memory();   // closes memory to host code during a wait; operations open what they touch again
 
     // Returns the first queued operation that touches the range, and its stream's number; null if there is none.
@@ -140,7 +137,6 @@ private:
     bool opened_all_ = false;     // all memory was opened since a wait began
     std::uint64_t opening_ = 1;   // an opening ends with the wait, or when host code comes between
     bool moved_ = false;
-    std::vector<pollfd> awaited_;   // sockets that steps of this round wait for
 
     mutable std::mutex fault_mutex_;
     std::atomic<cudaError_t> fault_ = cudaSuccess;   // written with fault_mutex_ held

@@ -1,6 +1,7 @@
 #include "llmc/cuda_on_cpu/queue/queue.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <system_error>
@@ -19,15 +20,12 @@ using SteadyClock = std::chrono::steady_clock;
 
 thread_local Device* bound_device = nullptr;
 
-// Waits a little longer each time nothing moved: first by yielding, then by sleeping, for at most until one of the
-// sockets is ready. What else may come, from other threads, is asked for when the sleep ends.
-void rest(int idle_rounds, std::vector<pollfd> awaited) {
-    if (idle_rounds < 16) {
+// Waits a little longer each time nothing moved: first by yielding, then by sleeping.
+void rest(int idle_rounds) {
+    if (idle_rounds < 64)
         sched_yield();
-        return;
-    }
-    const timespec sleep{0, idle_rounds < 1024 && awaited.empty() ? 20'000 : 200'000};
-    ppoll(awaited.data(), awaited.size(), &sleep, nullptr);
+    else
+        usleep(idle_rounds < 1024 ? 20 : 200);
 }
 
 }   // namespace
@@ -291,7 +289,6 @@ cudaError_t Device::run_until(Done done) {
     SteadyClock::time_point still_since;
     while (fault() == cudaSuccess && !done()) {
         moved_ = false;
-        awaited_.clear();
         if (advance() || moved_) {
             idle_rounds = 0;
             continue;
@@ -302,9 +299,8 @@ cudaError_t Device::run_until(Done done) {
             report_fault(cudaErrorLaunchTimeout, standstill());
             break;
         }
-        std::vector<pollfd> awaited = std::move(awaited_);
         mutex.unlock();   // other threads may add the awaited work
-        rest(idle_rounds, std::move(awaited));
+        rest(idle_rounds);
         mutex.lock();
     }
     if (fault() != cudaSuccess) drop_queued();
@@ -416,7 +412,6 @@ cudaError_t enqueue(cudaStream_t stream, Operation operation) {
 }
 
 void note_progress() { device().note_progress(); }
-void note_awaited(int socket, short events) { device().note_awaited(socket, events); }
 void report_fault(cudaError_t error, std::string message) { device().report_fault(error, std::move(message)); }
 std::string last_fault() { return device().fault_message(); }
 

@@ -57,9 +57,6 @@ inline constexpr std::size_t queue_limit = 1024;
 // Must be called by an unfinished step that moved something all the same (bytes on a socket), so that it is not taken
 // for stuck.
 void note_progress();
-// Says that an unfinished step can go on when a socket is ready for `events` (poll(2)). While nothing else moves, the
-// waiting thread sleeps until then.
-void note_awaited(int socket, short events);
 
 // ---- faults
 // Makes `error` the device's sticky error: work still queued is dropped and every later call returns it. The first
