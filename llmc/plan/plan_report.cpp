@@ -13,7 +13,7 @@ constexpr const char* kAllRanks = "all";   // World's group for the loss and the
 
 double gib(double bytes) { return bytes / (1 << 30); }
 
-// Prints a number with three significant digits: 0.05, 6.2, 9,450.
+// Returns a number with three significant digits: 0.05, 6.2, 9,450.
 std::string figure(double number) {
     if (number == 0) return "0";
     const double unit = std::pow(10, std::floor(std::log10(number)) - 2), rounded = std::round(number / unit) * unit;
@@ -24,7 +24,7 @@ std::string figure(double number) {
     return digits;
 }
 
-// Prints a number of parameters or tokens: 14.1B.
+// Returns a number of parameters or tokens: 14.1B.
 std::string count_text(double number) {
     const char* unit = "";
     for (const char* const larger : {"K", "M", "B", "T"}) {
@@ -34,7 +34,7 @@ std::string count_text(double number) {
     return figure(number) + unit;
 }
 
-// Prints both ends, or one where they are the same to three digits.
+// Returns both ends, or one where they are the same to three digits.
 std::string ends_text(double low, double high) {
     const std::string from = figure(low), to = figure(high);
     return from == to ? from : from + " to " + to;
@@ -51,7 +51,7 @@ std::string step_text(double seconds) {
     return seconds < 10 ? formatted("%.3f ms", 1e3 * seconds) : formatted("%.3f s", seconds);
 }
 
-// Prints a line of a section with its share as a bar; nothing for less than half a percent.
+// Returns a line of a section with its share as a bar; nothing for less than half a percent.
 std::string bar_line(const std::string& name, const std::string& value, double share) {
     if (share < 5e-3) return "";
     return formatted("  %-24s %12s %4.0f%% %s\n", name.c_str(), value.c_str(), 100 * share,
@@ -69,7 +69,7 @@ std::string fullest_memory(const Plan& plan) {
     return lines;
 }
 
-// Prints the parts of a step: links that others' work does not hide, stages that wait, and the rest.
+// Returns the parts of a step: links that others' work does not hide, stages that wait, and the rest.
 std::string parts_of_step(const Plan& plan) {
     const StepTime& step = plan.step;
     const double idle = step.bubble_share * (step.seconds - step.exposed);
@@ -112,7 +112,7 @@ std::string warning_lines(const Plan& plan) {
     return lines;
 }
 
-// Prints the limits of which at least `least` is used up, and the nearest one in any case.
+// Returns the limits of which at least `least` is used up, and the nearest one in any case.
 std::string limit_lines(const Plan& plan, double least) {
     std::string lines = "nearest limits:\n";
     for (const Limit& limit : plan.limits) {
