@@ -37,13 +37,11 @@ MEAN_GOAL, WORST, PAIR_GOAL, DIFFERENT = 0.08, 0.15, 0.9, 0.05
 
 # ---- machines: names of plan's table by the rows' words; others with the source of their speeds
 
-KNOWN = {"H100": "H100", "H200": "H200", "A100": "A100"}
+KNOWN = {"H100": "H100", "H200": "H200", "A100": "A100", "B200": "B200"}
 # Matmuls: the fastest shape found with torch.matmul (stas00/ml-engineering), as in plan's table. Without a figure of its
 # own (V100), the data sheet's: the constant of the fit tells what is reached. Memory: H100's share of the data sheet
 # (0.77). Links in a node: H100's share of NVLink's data sheet (0.82).
 MADE = {
-    "B200": {"matmul": 1745e12, "copy": 0.77 * 8e12, "memory": 180, "multiprocessors": 148, "intra": 0.82 * 900e9,
-             "inter": 43e9, "peak": 2250e12},
     "V100": {"matmul": 125e12, "copy": 0.77 * 900e9, "memory": 32, "multiprocessors": 80, "intra": 0.82 * 150e9,
              "inter": 12.5e9, "peak": 125e12},
 }

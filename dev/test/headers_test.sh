@@ -25,7 +25,8 @@ nothing_wrong "stand-in headers refuse nvcc" "$(<"$work/refusal")"
 third_party=$([ -d third_party/include ] && echo "-isystem third_party/include")
 mpi=$(for d in /usr/lib/x86_64-linux-gnu/openmpi/include; do [ -d $d ] && echo "-isystem $d"; done)
 find llmc dev/tools dev/test *.cu \( -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' \) ! -name '*_cudnn*' -print0 |
-    xargs -0 grep -hoE '^ *# *include *<[^>]+>' | grep -oE '<[^>]+>' | sort -u >"$work/system"
+    xargs -0 grep -hoE '^ *# *include *(<[^>]+>|"[^"]+")' | grep -oE '[<"].*' | sort -u |
+    while read -r header; do [ -e "${header//\"/}" ] || echo "$header"; done >"$work/system"
 while read -r header; do printf '#if __has_include(%s)\n#include %s\n#endif\n' "$header" "$header"; done <"$work/system" >"$work/all.cpp"
 "$CXX" -std=c++20 -DPRECISION_BF16 -Illmc/cuda_on_cpu/include -I. $third_party $mpi -M "$work/all.cpp" >"$work/cpu.d" 2>"$work/cpu.err"
 grep -q cuda_runtime.h "$work/cpu.d" || echo "no dependencies: $(head -n 3 "$work/cpu.err")" >"$work/unreadable"

@@ -497,10 +497,12 @@ void OptionTable::add_options_of_plan(Options& o) {
                "the devices, by a name of the table of speeds (docs/plan.md): H100, H200, GH200, B200, GB200, GB300, "
                "A100, A100-PCIe, L40S, A6000, RTX4090, RTX5090"));
     OptionRow& memory =
-        number("--gpu-memory", p.gpu_memory, 0, 1 << 20, "GiB of memory of a device, as in 24 or 24GB; 0: the table's");
+        number("--gpu-memory", p.gpu_memory, 0, 1 << 20, "GiB of memory of a device, as in 24 or 24GB; 0: the machine's");
     memory.read = [read_number = memory.read](const std::string& value) {
-        const std::size_t unit = std::min(value.find("GB"), value.find("GiB"));
-        return read_number(unit != std::string::npos && unit > 0 ? value.substr(0, unit) : value);
+        for (const std::string_view unit : {"GiB", "GB"}) {
+            if (value.ends_with(unit)) return read_number(value.substr(0, value.size() - unit.size()));
+        }
+        return read_number(value);
     };
     of_plan(memory);
     is_taken_ = verb_ == plan || verb_ == train;
@@ -518,8 +520,8 @@ void OptionTable::add_options_of_plan(Options& o) {
     };
     of_plan(price);
     of_plan(
-        number("--efficiency", p.efficiency, 0, 1,
-               "share of the best case's speed that the run reaches, for one time instead of a range; 0: not known"));
+        number("--efficiency", p.efficiency, 0, 2,
+               "speed of the run as a share of the planned one, for one time instead of a range; 0: not known"));
     of_plan(
         string("--tokens", p.tokens,
                "to train on, as 300B or 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "

@@ -156,7 +156,7 @@ TEST_CASE(
         for (int turn = 0; turn < 2; turn++) {   // a second text begins with an empty cache
             decoder.forget();
             std::size_t read = 0;
-            for (const std::size_t count : {130, 1, 1, 128, 1, 1, 20, 18}) {
+            for (const std::size_t count : {50, 128, 1, 1, 100, 20}) {   // the second moves 39 rows of 40 by 11
                 const std::vector<float> logits = decoder.read(std::span(tokens).subspan(read, count));
                 read += count;
                 double difference = 0, size = 0;

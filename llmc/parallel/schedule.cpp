@@ -249,7 +249,9 @@ private:
         result_.makespan = std::max(result_.makespan, end);
         result_.busy += cost;
         const int to = forward ? piece + 1 : piece - 1;
-        if (lists_transfers_ || kind == Kind::backward_weight || to < 0 || to > last_) return true;
+        if (kind == Kind::backward_weight || to < 0 || to > last_) return true;
+        if (stages_ == 1) arrivals_[index(forward, to, m)] = end;   // stays on the device
+        if (lists_transfers_ || stages_ == 1) return true;
         ready_.push({end, stage, neighbour(stage, forward), forward, index(forward, to, m)});
         return true;
     }

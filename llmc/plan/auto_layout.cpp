@@ -39,12 +39,12 @@ std::optional<Machine> machine_in_table(const std::string& device, bool tf32) {
     std::ranges::sort(names, std::greater<>(), &std::string::size);   // GH200 before H200
     for (const std::string& name : names) {
         std::string upper = name, found = device;
-        std::erase(found, ' ');   // RTX 4090
         for (std::string* word : {&upper, &found}) std::ranges::transform(*word, word->begin(), ::toupper);
         if (found.find(upper) == std::string::npos) continue;
         auto has = [&](const char* word) { return found.find(word) != std::string::npos; };
-        if ((has("PCIE") || has("NVL") || has("LAPTOP")) && upper.find("PCIE") == std::string::npos) return {};
-        return known_machine(name, tf32);
+        if ((has("PCIE") || has("NVL")) && upper.find("PCIE") == std::string::npos) return {};
+        const Machine machine = known_machine(name, tf32);
+        return machine.measured ? std::optional(machine) : std::nullopt;   // a run can measure its own
     }
     return {};
 }

@@ -20,8 +20,8 @@ inline double estimated_makespan(const PipelineShape& shape, const PipelineCosts
         }
         slowest = std::max(slowest, own), all += own;
     }
-    if (shape.kind == PipelineKind::naive || shape.stages == 1) return m * all + 2 * (p - 1) * x;
-    double cycle = slowest;   // time from one micro-batch to the next
+    if (shape.kind == PipelineKind::naive || shape.stages == 1) return m * (all + 2 * (p - 1) * x);
+    double cycle = std::max(slowest, 2 * x);   // time from one micro-batch to the next
     if (warms_up(shape.kind)) {
         // neighbours wait for each other's transfers unless more micro-batches are between them; a stage in the middle
         // has two neighbours, and sends to both on one link

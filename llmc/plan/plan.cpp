@@ -84,8 +84,8 @@ std::vector<std::string> warnings_of(const Plan& plan) {
     std::vector<std::string> warnings =
         layout_warnings(o, hosts_in_blocks(plan.run.mesh.size(), plan.machine.devices_per_node));
     if (!plan.machine.measured) {
-        warnings.push_back("speeds of " + plan.machine.name + " are not measured: " + plan.machine.source +
-                           "; `train_gpt check --write-machine FILE` measures one");
+        warnings.push_back("speeds of " + plan.machine.name + " are not measured but " + plan.machine.source +
+                           "; on one, `train_gpt check --write-machine FILE` measures them");
     }
     if (o.pp > 1 && step.bubble_share > kAllowedIdle) {
         const std::int64_t wanted = (4 * (o.pp - 1) + o.pipeline.chunks - 1) / o.pipeline.chunks,

@@ -271,13 +271,15 @@ TEST_CASE("plan: over links of 1 to 5 GB/s between nodes the search is within 5%
         return other.pp > 1 && other.pp < 8 && other.cp == 1 && other.recompute == Recompute::none &&
                other.pipeline.chunks <= 2 && other.zero == (other.dp > 1 ? 1 : 0);
     };
-    // chose interleaved at 1 to 2 GB/s, 84 to 103% slower, where transfers of both directions did not share a link
+    // Before transfers of both directions shared a link, the search chose interleaved at 1 to 2 GB/s, 84 to 103% slower.
     compare_on_slow_links(o, 8, 2, is_few, {2, 1});
 }
 
 TEST_CASE("plan: the estimate of a pipeline's time is within 20% of the simulator, on fast links and on slow ones") {
     for (const PipelineOptions& asked : {PipelineOptions{PipelineKind::one_f_one_b, 1},
                                          {PipelineKind::zero_bubble, 1},
+                                         {PipelineKind::naive, 1},
+                                         {PipelineKind::gpipe, 1},
                                          {PipelineKind::interleaved, 2},
                                          {PipelineKind::interleaved, 4}}) {
         for (const int stages : {2, 4, 8}) {
@@ -410,6 +412,9 @@ TEST_CASE("plan: --layout auto takes the fastest of those that are allowed") {
     CHECK_THROWS_AS(machine_of_device("NVIDIA H100 PCIe"), Error);   // the table has the links of SXM
     CHECK_THROWS_AS(machine_of_device("NVIDIA H100 NVL"), Error);
     CHECK_THROWS_AS(machine_of_device("a CPU"), Error);
+    CHECK(machine_of_device("NVIDIA B200").name == "B200");
+    CHECK_THROWS_AS(machine_of_device("NVIDIA GB200"), Error);   // nobody measured it
+    CHECK_THROWS_AS(machine_of_device("NVIDIA L40S"), Error);
 }
 
 TEST_CASE("plan: matmuls leave multiprocessors to collectives only where these take more than a third of backward") {

@@ -11,7 +11,8 @@ const TimeRange kExperts{0.72, 0.84, 1.08, "published steps of mixtures of exper
     kNewer{1, 1.64, 1.91, "published steps of dense models on H100 and newer GPUs"},
     kOlder{1, 1.33, 1.75, "published steps of dense models on A100 and V100"};
 // dev/bench/plan_against_runs.sh (2026-11-28, docs/plan.md)
-const TimeRange kMeasured{1, 1.11, 1.18, "steps of this program on a machine whose speeds were measured"};
+const TimeRange kMeasured{1, 1.11, 1.18,
+                          "3 runs of this program, of 4 ranks or fewer, on a CPU whose speeds were measured"};
 
 // Speed of memory that newer GPUs exceed; it is the same in any precision, and their names need not be known.
 constexpr double kNewerCopyBytesPerSecond = 2e12;
@@ -23,8 +24,11 @@ TimeRange time_range(const Options& options, const ModelConfig& config, const Ma
         return {1 / efficiency, 1 / efficiency, 1 / efficiency, formatted("--efficiency %g", efficiency)};
     }
     if (!options.plan.machine.empty()) return kMeasured;
-    if (config.experts > 0) return kExperts;
-    return machine.copy_bytes_per_second >= kNewerCopyBytesPerSecond ? kNewer : kOlder;
+    TimeRange range = config.experts > 0                                          ? kExperts
+                      : machine.copy_bytes_per_second >= kNewerCopyBytesPerSecond ? kNewer
+                                                                                  : kOlder;
+    if (!machine.measured) range.from += ", none of them on " + machine.name;
+    return range;
 }
 
 Json to_json(const TimeRange& range) {

@@ -205,7 +205,8 @@ TEST_CASE("pipeline: a recorded step takes as long as the simulator says, with f
 TEST_CASE("pipeline: with slow links too, because what arrives waits for no memory that other work uses") {
     if (!ranks_are_threads()) return;
     for (const Pipe& pipe : {Pipe{3, PipelineKind::one_f_one_b}, Pipe{3, PipelineKind::one_f_one_b, 1, 1},
-                             Pipe{3, PipelineKind::gpipe}, Pipe{3, PipelineKind::zero_bubble}}) {
+                             Pipe{3, PipelineKind::gpipe}, Pipe{3, PipelineKind::zero_bubble},
+                             Pipe{2, PipelineKind::interleaved, 2}}) {
         for (const double link : {0.25, 0.9}) {
             const Times times = on_the_clock(pipeline(pipe, 6, 4), {1, 1, 1}, link);
             INFO(name_of(pipe.kind), ", a link takes ", link);

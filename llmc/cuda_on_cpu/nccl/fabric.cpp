@@ -64,7 +64,9 @@ Fabric::Fabric(const FabricAddress& rendezvous, int rank, int ranks, double time
         fcntl(peer.socket, F_SETFL, fcntl(peer.socket, F_GETFL) | O_NONBLOCK);
         epoll_event event{};
         event.events = EPOLLIN, event.data.ptr = &peer;
-        epoll_ctl(arrivals_, EPOLL_CTL_ADD, peer.socket, &event);
+        if (epoll_ctl(arrivals_, EPOLL_CTL_ADD, peer.socket, &event) != 0) {
+            throw std::runtime_error(std::string("epoll_ctl: ") + std::strerror(errno));
+        }
     }
 }
 

@@ -13,13 +13,14 @@ KvCache::KvCache(Arena& arena, const std::string& name, std::int64_t positions, 
 
 int KvCache::add(const floatX* qkv, int qkv_width, int position, int rows, cudaStream_t stream) {
     if (position == 0) first_ = 0;
+    ENSURE(rows <= tokens_ && (window_ > 0 || position + rows <= tokens_), rows, " tokens after ", position,
+           " in a cache of ", tokens_);
     if (window_ > 0 && position - first_ + rows > tokens_) {
         const int seen = static_cast<int>(std::min<std::int64_t>(window_ - 1, position - first_));
         move_to_front(position - first_ - seen, seen, stream);
         first_ = position - seen;
     }
     const int row = position - first_;
-    ENSURE(row >= 0 && row + rows <= tokens_, rows, " tokens after ", row, " in a cache of ", tokens_);
     const auto bytes = [](std::int64_t elements) { return sizeof(floatX) * static_cast<std::size_t>(elements); };
     CUDA_CHECK(cudaMemcpy2DAsync(kept_.data() + std::int64_t{row} * width_, bytes(width_), qkv + (qkv_width - width_),
                                  bytes(qkv_width), bytes(width_), static_cast<std::size_t>(rows),

@@ -34,7 +34,7 @@
 class Stage {
 public:
     Stage(const ModelConfig& config, const StageOptions& options, Arena& arena, cudaStream_t stream);
-    ~Stage();   // not inline, as with other large classes: each file that uses one would compile it
+    ~Stage();   // in stage.cpp, so that not every file that has a stage compiles it
     Stage(const Stage&) = delete;
     Stage& operator=(const Stage&) = delete;
 

@@ -25,12 +25,13 @@ struct Gpu {
     double matmul_tflops, copy_gbs, memory_gib;
     int multiprocessors;
     double intra_gbs, inter_gbs;
-    bool measured = true;   // its matmuls, by somebody; else all is of data sheets, by H100's shares of its own
+    bool measured = true;   // its matmuls; else estimated from data sheets
     int devices_per_node = 8;
 };
 constexpr const char* kOfSameChip = "matmul as H100's, which is the same chip; copy by H100's share of its data sheet";
-constexpr const char* kDataSheet = "data sheet times H100's shares of its own";
-constexpr const char* kDataSheetOfCard = "data sheet times H100's shares of its own; links: PCIe, guessed";
+constexpr const char* kBlackwell = "estimated: the data sheet's peaks times the shares of them that a B200 reaches";
+constexpr const char* kCard =
+    "estimated: the data sheet's peaks times the shares of them that an H100 reaches; links: PCIe, guessed";
 constexpr Gpu kGpus[] = {
     {"H100", "NVIDIA H100", "matmul: ml-engineering; copy: nccl issue 1264; links: ml-engineering, DeepEP", 794.5, 2573,
      79.6, 132, 367.6, 43},
@@ -39,18 +40,18 @@ constexpr Gpu kGpus[] = {
      367.6, 43},
     {"B200", "NVIDIA B200", "matmul: ml-engineering; copy and links by H100's shares of data sheets", 1745, 6160, 179.1,
      148, 738, 43},
-    {"GB200", "NVIDIA GB200", kDataSheet, 2007, 6160, 185.1, 148, 738, 43, false, 72},
-    {"GB300", "NVIDIA GB300", kDataSheet, 2007, 6160, 277.6, 148, 738, 86, false, 72},
+    {"GB200", "NVIDIA GB200", kBlackwell, 1939, 6160, 185.1, 148, 738, 43, false, 72},
+    {"GB300", "NVIDIA GB300", kBlackwell, 1939, 6160, 277.6, 148, 738, 86, false, 72},
     {"A100", "NVIDIA A100",
      "matmul: ml-engineering (SXM); copy by H100's share of its data sheet; links: nccl-tests issue 149", 271.2, 1566,
      79.3, 108, 230, 21.5},
     {"A100-PCIe", "NVIDIA A100",
      "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed", 252.9, 1486, 79.3,
      108, 20, 10},
-    {"L40S", "NVIDIA L40S", kDataSheetOfCard, 290.7, 665, 45, 142, 20, 10, false},
-    {"A6000", "NVIDIA RTX A6000", kDataSheetOfCard, 124.3, 591, 47.8, 84, 20, 10, false},
-    {"RTX4090", "NVIDIA GeForce RTX 4090", kDataSheetOfCard, 132.7, 776, 23.9, 128, 20, 10, false},
-    {"RTX5090", "NVIDIA GeForce RTX 5090", kDataSheetOfCard, 168.2, 1380, 31.8, 170, 40, 10, false},
+    {"L40S", "NVIDIA L40S", kCard, 290.7, 665, 45, 142, 20, 10, false},
+    {"A6000", "NVIDIA RTX A6000", kCard, 124.3, 591, 47.8, 84, 20, 10, false},
+    {"RTX4090", "NVIDIA GeForce RTX 4090", kCard, 132.7, 776, 23.9, 128, 20, 10, false},
+    {"RTX5090", "NVIDIA GeForce RTX 5090", kCard, 168.2, 1380, 31.8, 170, 40, 10, false},
 };
 // bf16 on an H200 (docs/performance.md). Matmuls: means of the library's products of GPT-2 124M and 1558M of these
 // sizes, as shares of the fastest one; a slower card reaches the same share with as much less work. Attention: cuDNN's
