@@ -3,6 +3,7 @@
 
 #include "dev/bench/operand.cuh"
 #include "llmc/model/precision.h"
+#include "llmc/optim/optimizer_options.h"
 
 namespace {
 
@@ -18,16 +19,20 @@ std::vector<std::int64_t> cuts(std::int64_t n) {
 
 // Per parameter: gradient, both moments and the weight are read; moments, weight and (beside a master) the parameter
 // are written.
-void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
+void adamw(Bench& bench, const char* name, MasterWeights masters, DType moments, std::int64_t n) {
     constexpr bool rounded = sizeof(floatX) < 4;
-    const double weight = masters ? 4 + 4 + sizeof(floatX) : 2 * sizeof(floatX);
-    const Work work{.bytes = static_cast<double>(n) * (4 + 16 + weight), .flops = 15 * static_cast<double>(n)};
-    if (masters && !rounded) return;   // fp32 parameters are their own masters
+    const std::size_t weight = masters == MasterWeights::fp32      ? 4 + 4 + sizeof(floatX)
+                               : masters == MasterWeights::compact ? 2 * (2 + sizeof(floatX))
+                                                                   : 2 * sizeof(floatX);
+    const Work work{.bytes = static_cast<double>(n) * static_cast<double>(4 + 4 * size_of(moments) + weight),
+                    .flops = 15 * static_cast<double>(n)};
+    if (masters != MasterWeights::none && !rounded) return;   // fp32 parameters are their own masters
     auto timing = bench.begin({name, text("N=", n), work});
     if (!timing) return;
     Operand<floatX> parameter(*timing, n, 0.02f);
-    Operand<float> master(*timing, masters ? n : 1, 0.02f), gradient(*timing, n, 1e-3f), m(*timing, n, 0.0f),
-        v(*timing, n, 0.0f);
+    Operand<float> master(*timing, masters == MasterWeights::fp32 ? n : 1, 0.02f), gradient(*timing, n, 1e-3f),
+        m(*timing, n, 0.0f), v(*timing, n, 0.0f);
+    Operand<bf16> lower(*timing, masters == MasterWeights::compact ? n : 1, 0.0f);
     std::vector<UpdateTable<floatX>> tables;
     for (int set = 0; set < timing->sets(); set++) {
         std::vector<UpdateRange<floatX>> ranges;
@@ -35,10 +40,11 @@ void adamw(Bench& bench, const char* name, bool masters, std::int64_t n) {
         for (std::int64_t size : cuts(n)) {
             UpdateRange<floatX> range{};
             range.parameter = parameter[set] + at;
-            range.master = masters ? master[set] + at : nullptr;
+            if (masters == MasterWeights::fp32) range.master = master[set] + at;
+            if (masters == MasterWeights::compact) range.lower = lower[set] + at;
             range.gradient = gradient[set] + at;
-            range.m = m[set] + at;
-            range.v = v[set] + at;
+            range.m = TypedPointer(m[set], moments) + at;
+            range.v = TypedPointer(v[set], moments) + at;
             range.count = size;
             ranges.push_back(range);
             at += size;
@@ -75,8 +81,10 @@ void norm(Bench& bench, std::int64_t n) {
 
 void run(Bench& bench) {
     const std::int64_t n = bench.choose(std::int64_t{124} << 20, std::int64_t{16} << 20);
-    adamw(bench, "adamw, fp32 masters", true, n);
-    adamw(bench, sizeof(floatX) < 4 ? "adamw, stochastic rounding" : "adamw", false, n);
+    adamw(bench, "adamw, fp32 masters", MasterWeights::fp32, DType::fp32, n);
+    adamw(bench, "adamw, masters in halves", MasterWeights::compact, DType::fp32, n);
+    adamw(bench, "adamw, masters in halves, bf16 moments", MasterWeights::compact, DType::bf16, n);
+    adamw(bench, sizeof(floatX) < 4 ? "adamw, stochastic rounding" : "adamw", MasterWeights::none, DType::fp32, n);
     norm(bench, n);
 }
 const Benchmark registered("adamw", run);

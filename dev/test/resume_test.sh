@@ -46,7 +46,7 @@ done
 case $precisions in *bf16*)
     cut "stochastic rounding" bf16 --master-weights 0
     cut "bf16 gradients" bf16 --grad-dtype bf16 --recompute gelu+norm
-    cut "all in bf16" bf16 --master-weights 0 --grad-dtype bf16 --recompute block --attention own --sample-every 3 ;;
+    cut "all in bf16" bf16 --master-weights 0 --moments bf16 --grad-dtype bf16 --recompute block --attention own --sample-every 3 ;;
 esac
 precision=${precisions##* }   # of the rest
 plain=$work/plain-$precision

@@ -4,7 +4,8 @@
 
 std::string how_to_save_memory() {
     std::string how =
-        "Lower --micro-batch or --seq-len, give --recompute block, or shard over more devices with --zero.";
+        "Lower --micro-batch or --seq-len, give --recompute block or --moments bf16, or shard over more devices with "
+        "--zero.";
     const std::uint64_t addresses = own_memory_limits().addresses;
     if (const MemoryLimits* const limits = stand_in() ? &stand_in()->memory_limits() : nullptr) {
         how += text(" The limit that counts is ", limits->tightest().words(), ", of which ",

@@ -8,6 +8,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/stream.h"
 #include "llmc/checkpoint/model_export.h"
+#include "llmc/kernels/optim/master_halves.cuh"
 
 namespace {
 
@@ -16,6 +17,20 @@ constexpr std::int64_t slice_elements = 1 << 20;   // elements read at once
 template <class States>
 bool has_weights(const States& states) {
     return std::ranges::any_of(states, &OptimizerStateSpec::is_weights);
+}
+
+// Tells whether a run keeps exact weights beside rounded parameters: master weights, whole or their lower halves.
+template <class States>
+bool has_masters(const States& states) {
+    return has_weights(states) || std::ranges::any_of(states, &OptimizerStateSpec::is_lower_half);
+}
+
+// Tells which of these a file has of a parameter; null: neither.
+const char* saved_masters(const SafetensorsFile& file, const ParamInfo& info) {
+    for (const char* name : {kMaster, kLowerHalf}) {
+        if (file.find(text(name, ".", info.name)) != nullptr) return name;
+    }
+    return nullptr;
 }
 
 std::string unit_file(const char* kind, const ParamTable& table, int unit, int replica = 0) {
@@ -67,31 +82,70 @@ void for_saved(const TrainedTensors& tensors, int ranks, Use&& use) {
     }
 }
 
-// Reads this rank's part of a tensor, slice by slice, and calls use(first, values) with local elements from `first` on.
-template <class T, class Use>
-void read_slices(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
-                 const TensorLayout& place, StateKind kind, Use&& use) {
-    const ParamInfo& info = storage.table()[place.param];
-    const TensorEntry& entry = file.entry(name + "." + info.name);
-    if (entry.shape != info.file_shape(false) || bytes_of(entry.type) != sizeof(T)) {
-        throw Error(ErrorKind::bad_data,
-                    text(file.path(), ": ", entry.name, " has another shape or type than the model's"));
+// This rank's part of a saved tensor, read slice by slice; padding is zero.
+template <class T>
+class SavedPart {
+public:
+    SavedPart(const SafetensorsFile& file, const std::string& name, const ParamStorage& storage,
+              const TensorLayout& place, StateKind kind)
+        : file_(file),
+          entry_(file.entry(name + "." + storage.table()[place.param].name)),
+          ranges_(storage.exported_ranges(place, kind)),
+          elements_(storage.padded_elements(place, kind)) {
+        if (entry_.shape != storage.table()[place.param].file_shape(false) || bytes_of(entry_.type) != sizeof(T)) {
+            throw Error(ErrorKind::bad_data,
+                        text(file.path(), ": ", entry_.name, " has another shape or type than the model's"));
+        }
     }
-    const std::vector<OwnedRange> ranges = storage.exported_ranges(place, kind);
-    const std::int64_t total = storage.padded_elements(place, kind);
-    for (std::int64_t first = 0; first < total; first += slice_elements) {
-        const std::int64_t past = std::min(first + slice_elements, total);
+
+    // Returns the local elements from `first` on, at most slice_elements of them.
+    std::vector<T> slice(std::int64_t first) const {
+        const std::int64_t past = std::min(first + slice_elements, elements_);
         std::vector<T> values(static_cast<std::size_t>(past - first), static_cast<T>(0.0f));
-        for (const OwnedRange& range : ranges_within(ranges, first, past)) {
+        for (const OwnedRange& range : ranges_within(ranges_, first, past)) {
             for_runs(range, [&](std::int64_t global, std::int64_t local, std::int64_t count) {
-                file.read(entry, static_cast<std::uint64_t>(global) * sizeof(T),
-                          std::as_writable_bytes(std::span(values))
-                              .subspan(static_cast<std::size_t>(local) * sizeof(T),
-                                       static_cast<std::size_t>(count) * sizeof(T)));
+                file_.read(entry_, static_cast<std::uint64_t>(global) * sizeof(T),
+                           std::as_writable_bytes(std::span(values))
+                               .subspan(static_cast<std::size_t>(local) * sizeof(T),
+                                        static_cast<std::size_t>(count) * sizeof(T)));
             });
         }
-        use(first, values);
+        return values;
     }
+
+    // Calls use(first, values) for all slices.
+    template <class Use>
+    void each(Use&& use) const {
+        for (std::int64_t first = 0; first < elements_; first += slice_elements) use(first, slice(first));
+    }
+
+private:
+    const SafetensorsFile& file_;
+    const TensorEntry& entry_;
+    std::vector<OwnedRange> ranges_;
+    std::int64_t elements_;
+};
+
+// Reads this rank's part of the exact weights of a parameter, in whichever form the file has them, and calls
+// use(first, values) for each slice of floats.
+template <class Use>
+void read_exact_weights(const SafetensorsFile& file, const ParamStorage& storage, const TensorLayout& place,
+                        StateKind kind, Use&& use) {
+    const char* const masters = saved_masters(file, storage.table()[place.param]);
+    if (masters != nullptr && std::string_view(masters) == kMaster) {
+        SavedPart<float>(file, kMaster, storage, place, kind).each(use);
+        return;
+    }
+    const SavedPart<floatX> parameters(file, "parameter", storage, place, kind);
+    std::optional<SavedPart<floatX>> lower;
+    if (masters != nullptr) lower.emplace(file, kLowerHalf, storage, place, kind);
+    parameters.each([&]<class Real>(std::int64_t first, const std::vector<Real>& rounded) {
+        std::vector<float> values(rounded.begin(), rounded.end());
+        if constexpr (std::is_same_v<Real, bf16>) {
+            if (lower) std::ranges::transform(rounded, lower->slice(first), values.begin(), joined);
+        }
+        use(first, values);
+    });
 }
 
 // Uploads values into a state's part of a tensor, from local element `first` on.
@@ -104,40 +158,41 @@ void upload_slice(const ModelState<T>& state, const TensorLayout& place, std::in
 }
 
 // Fills a state that starts as a copy of the weights (an average).
-void read_as_floats(const SafetensorsFile& file, bool has_masters, const OptimizerState& state,
-                    const TensorLayout& place, cudaStream_t stream) {
-    auto read = [&]<class T>(const char* name, T) {
-        read_slices<T>(file, name, *state.storage, place, StateKind::optimizer,
-                       [&](std::int64_t first, std::span<const T> values) {
-                           const std::vector<float> wide(values.begin(), values.end());
-                           upload_slice<float>(state.values, place, first, wide, stream);
+void read_average(const SafetensorsFile& file, const OptimizerState& state, const TensorLayout& place,
+                  cudaStream_t stream) {
+    read_exact_weights(file, *state.storage, place, StateKind::optimizer,
+                       [&](std::int64_t first, const std::vector<float>& values) {
+                           upload_slice<float>(state.values.as<float>(), place, first, values, stream);
                        });
-    };
-    if (has_masters) {
-        read("master", float());
-    } else {
-        read("parameter", floatX());
-    }
 }
 
-// Reads master weights, and rounds the parameters from them; this rank keeps as many parameters as masters, or more.
-void read_weights(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& weights,
+// Reads master weights, of either form, and rounds the parameters from them; this rank keeps as many parameters as
+// masters, or more.
+void read_masters(const SafetensorsFile& file, const TrainedTensors& tensors, const OptimizerState& masters,
                   const TensorLayout& place, cudaStream_t stream) {
     const ParamStorage& storage = tensors.storage();
     const StateKind kept = tensors.parameters.state();
     const std::int64_t owned = storage.owned_offset(place, kept),
                        owned_end = owned + storage.padded_elements(place, StateKind::optimizer);
-    read_slices<float>(
-        file, weights.name, storage, place, kept, [&](std::int64_t first, std::span<const float> values) {
-            const std::vector<floatX> rounded(values.begin(), values.end());
-            upload_slice<floatX>(tensors.parameters, place, first, rounded, stream);
-            const std::int64_t from = std::max(first, owned),
-                               to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);
-            if (from >= to) return;
-            upload_slice<float>(
-                weights.values, *weights.find(place.param), from - owned,
-                values.subspan(static_cast<std::size_t>(from - first), static_cast<std::size_t>(to - from)), stream);
-        });
+    const TensorLayout& own_place = *masters.find(place.param);
+    read_exact_weights(file, storage, place, kept, [&](std::int64_t first, const std::vector<float>& values) {
+        std::vector<floatX> rounded(values.size());
+        std::ranges::transform(values, rounded.begin(),
+                               [](float value) { return static_cast<floatX>(round_half_away(value)); });
+        upload_slice<floatX>(tensors.parameters, place, first, rounded, stream);
+        const std::int64_t from = std::max(first, owned),
+                           to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);
+        if (from >= to) return;
+        const auto own =
+            std::span(values).subspan(static_cast<std::size_t>(from - first), static_cast<std::size_t>(to - from));
+        if (!masters.is_lower_half) {
+            upload_slice<float>(masters.values.as<float>(), own_place, from - owned, own, stream);
+            return;
+        }
+        std::vector<bf16> lower(own.size());
+        std::ranges::transform(own, lower.begin(), lower_half);
+        upload_slice<bf16>(masters.values.as<bf16>(), own_place, from - owned, lower, stream);
+    });
 }
 
 }   // namespace
@@ -155,7 +210,7 @@ std::uint64_t checkpoint_tensor_bytes(const ParamTable& table, const std::vector
             const auto of_state =
                 state.shape != nullptr ? static_cast<std::uint64_t>(state.shape(info.tensor).elements()) : elements;
             const std::size_t others = (state.outer ? 0 : more) + static_cast<std::size_t>(state.of_sum ? sums - 1 : 0);
-            bytes += of_state * (1 + others) * sizeof(float);
+            bytes += of_state * (1 + others) * size_of(state.type);
         }
     }
     return bytes;
@@ -176,10 +231,16 @@ std::string tensor_index(const ParamTable& table) {
 
 namespace {
 
+// Returns the type of a state's elements in files.
+TensorType type_of(const OptimizerStateSpec& state) {
+    if (state.is_lower_half) return TensorType::U16;
+    return state.type == DType::fp32 ? TensorType::F32 : TensorType::BF16;
+}
+
 // Returns the bytes that a tensor takes, so that the next one begins at a multiple of a line of a cache.
 std::size_t bytes_held(const ParamInfo& info, const OptimizerState* state) {
     constexpr std::size_t line = 64;
-    const std::size_t size = state != nullptr ? sizeof(float) : sizeof(floatX);
+    const std::size_t size = state != nullptr ? size_of(state->type) : sizeof(floatX);
     return (static_cast<std::size_t>(info.tensor.elements()) * size + line - 1) / line * line;
 }
 
@@ -208,7 +269,7 @@ std::size_t HostTensors::lay_out(const TrainedTensors& tensors, const Gatherer& 
     for_saved(tensors, gatherer.ranks(), [&](int writer, int unit, int param, const OptimizerState* state, int sum) {
         if (writer != gatherer.rank()) return;
         const ParamInfo& info = info_of(tensors, param, state);
-        held_.push_back({unit, &info, state != nullptr ? state->name : "", sum, bytes});
+        held_.push_back({unit, &info, state, sum, bytes});
         bytes += bytes_held(info, state);
     });
     return bytes;
@@ -227,11 +288,10 @@ void HostTensors::fill(const TrainedTensors& tensors, const Gatherer& gatherer) 
         auto gather = [&]<class T>(const ModelState<T>& values, bool only_owned) {
             gatherer.gather_into(held ? values_of<T>(*held) : std::span<T>(), values, param, writer, only_owned);
         };
-        if (state != nullptr) {
-            gather(state->values, sum < 0);   // values of the writer's sum, or of the owners
-        } else {
-            gather(tensors.parameters, false);
-        }
+        if (state == nullptr) return gather(tensors.parameters, false);
+        with_gradient_type<bf16>(state->type, [&]<class T> {
+            gather(state->values.as<T>(), sum < 0);   // values of the writer's sum, or of the owners
+        });
     });
     gatherer.wait();
 }
@@ -248,15 +308,15 @@ void HostTensors::write(CheckpointWriter& checkpoint) const {
 
 // Writes the model file and the optimizer file of one unit, or the file of a data-parallel rank or group.
 void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held> unit) const {
-    auto is_parameter = [](const Held& held) { return held.state.empty(); };
+    auto is_parameter = [](const Held& held) { return held.state == nullptr; };
     auto is_exact = [&](const Held& held) { return !is_parameter(held) || !has_weights_; };
     std::vector<TensorEntry> parameters, exact;
     for (const Held& held : unit) {
         const ParamInfo& info = *held.info;
         if (is_parameter(held)) std::ranges::move(hugging_face_entries(table_, info), std::back_inserter(parameters));
         if (!is_exact(held)) continue;
-        exact.push_back({(is_parameter(held) ? "parameter" : held.state) + "." + info.name,
-                         is_parameter(held) ? parameter_type : TensorType::F32, info.file_shape(false)});
+        exact.push_back({(is_parameter(held) ? "parameter" : held.state->name) + "." + info.name,
+                         is_parameter(held) ? parameter_type : type_of(*held.state), info.file_shape(false)});
     }
     const int number = unit.front().unit, sum = unit.front().sum;
     if (replica_ == 0 && sum < 0) {
@@ -271,7 +331,8 @@ void HostTensors::write_unit(CheckpointWriter& checkpoint, std::span<const Held>
     for (const Held& held : unit) {
         const auto count = static_cast<std::size_t>(held.info->exported_elements());
         if (!is_parameter(held)) {
-            optimizer.write_values(values_of<const float>(held).first(count));
+            with_gradient_type<bf16>(held.state->type,
+                                     [&]<class T> { optimizer.write_values(values_of<const T>(held).first(count)); });
         } else if (!has_weights_) {
             optimizer.write_values(values_of<const floatX>(held).first(count));
         }
@@ -334,11 +395,12 @@ std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const st
     return std::make_unique<SavedState>(files, folder, state);
 }
 
-bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table,
-                 const std::string& state) {
+std::optional<TensorType> saved_type(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                                     const std::string& state) {
     const ParamInfo& info = table[table.unit_params(0).front()];
-    return SafetensorsFile(files, folder + "/" + unit_file("optimizer", table, info.unit))
-               .find(state + "." + info.name) != nullptr;
+    const SafetensorsFile file(files, folder + "/" + unit_file("optimizer", table, info.unit));
+    const TensorEntry* const entry = file.find(state + "." + info.name);
+    return entry != nullptr ? std::optional(entry->type) : std::nullopt;
 }
 
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state) {
@@ -407,19 +469,23 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
         }
         unit = info.unit;
         const SafetensorsFile& file = of_replica ? *of_replica : *first;
-        if (const bool saved = file.find("master." + info.name) != nullptr; saved != has_weights(tensors.states)) {
+        if (const bool saved = saved_masters(file, info) != nullptr; saved != has_masters(tensors.states)) {
             throw Error(ErrorKind::bad_data,
                         text(folder, ": the run was saved ", saved ? "with" : "without", " master weights"),
-                        text("Resume it with --master-weights ", saved ? 1 : 0, "."));
+                        text("Resume it with --master-weights ", saved ? "1 or compact." : "0."));
         }
-        auto read = [&]<class T>(const SafetensorsFile& from, const std::string& name, const ModelState<T>& state,
-                                 const TensorLayout& layout) {
-            read_slices<T>(from, name, state.storage(), layout, state.state(),
-                           [&](std::int64_t begin, std::span<const T> values) {
-                               upload_slice<T>(state, layout, begin, values, stream);
-                           });
+        // reads elements of type Saved into a state of type Kept
+        auto read = [&]<class Saved, class Kept>(const SafetensorsFile& from, const std::string& name,
+                                                 const ModelState<Kept>& state, const TensorLayout& layout) {
+            SavedPart<Saved>(from, name, state.storage(), layout, state.state())
+                .each([&](std::int64_t begin, const std::vector<Saved>& values) {
+                    const std::vector<Kept> kept(values.begin(), values.end());
+                    upload_slice<Kept>(state, layout, begin, kept, stream);
+                });
         };
-        if (!has_weights(tensors.states)) read(file, "parameter", tensors.parameters, place);
+        if (!has_masters(tensors.states)) {
+            read.template operator()<floatX>(file, "parameter", tensors.parameters, place);
+        }
         for (const OptimizerState& state : tensors.states) {
             const TensorLayout* const kept = state.find(place.param);
             if (kept == nullptr || (state.of_sum && !of_sum)) continue;
@@ -429,12 +495,17 @@ void read_tensors(const FileSystem& files, const std::string& folder, const Trai
                 state.shape == nullptr ||
                 (entry && entry->shape == state.storage->table()[place.param].file_shape(false));
             const bool is_saved = (!only_weights || (state.outer && state.averages)) && entry != nullptr && fits;
-            if (state.is_weights) {
-                read_weights(file, tensors, state, place, stream);
+            if (state.is_weights || state.is_lower_half) {
+                read_masters(file, tensors, state, place, stream);
             } else if (state.averages && !is_saved) {   // the average starts from the weights
-                read_as_floats(from, has_weights(tensors.states), state, *kept, stream);
+                read_average(from, state, *kept, stream);
             } else if (is_saved || (!only_weights && !state.optional)) {
-                read(from, state.name, state.values, *kept);
+                const DType saved = entry && entry->type == TensorType::BF16 ? DType::bf16 : DType::fp32;
+                with_gradient_type<bf16>(saved, [&]<class Saved> {
+                    with_gradient_type<bf16>(state.type, [&]<class Kept> {
+                        read.template operator()<Saved>(from, state.name, state.values.as<Kept>(), *kept);
+                    });
+                });
             }
         }
     }

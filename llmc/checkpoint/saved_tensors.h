@@ -5,8 +5,9 @@
 //   model-00002-of-0000N.safetensors       the parameters in Hugging Face's form and the build's precision
 //                                          (model_export.h); model.safetensors.index.json says which are where
 //   optimizer-00002-of-0000N.safetensors   the exact state, without padding, stored [out, in]: the optimizer's states
-//                                          in fp32, "master.<name>", "m.<name>" and "v.<name>"; without masters first
-//                                          "parameter.<name>" in the build's precision
+//                                          in their type, "master.<name>", "m.<name>" and "v.<name>"; without masters
+//                                          first "parameter.<name>" in the build's precision, of compact ones also
+//                                          "master_lower_half.<name>", 16 bits
 // With local steps these are of the first replica, and each other one has optimizer files of its own, whose names begin
 // with "replica-1-" and so on: what it needs to go on by itself.
 // With compressed gradients each of the N data-parallel ranks, or with --zero-group each group, has files besides,
@@ -15,13 +16,15 @@
 // a shape of its own, which depends on how tp cuts the matrix. Nothing else in the files depends on the mesh or the
 // ZeRO stage. Each unit is written by one rank of the stage that holds it (a tied embedding: of the first stage). Units
 // are dealt out in turns, so that the ranks of a stage write at the same time. A rank reads the ranges that it keeps,
-// and the headers; parameters that have masters are rounded from them.
+// and the headers; parameters that have masters are rounded from them. Masters of either form are read into either, and
+// moments of either type.
 //
 // Host memory per rank: pinned memory for the tensors that it writes, from its first checkpoint on, and 16 MiB while it
 // reads. So a run waits only for the copy to host memory; a thread writes the files while the run goes on.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -72,10 +75,10 @@ public:
 private:
     struct Held {
         int unit;
-        const ParamInfo* info;   // in the shape that is saved
-        std::string state;       // empty: the parameter
-        int sum;                 // one of compressed_sums(); -1: all have the same
-        std::size_t offset;      // in bytes
+        const ParamInfo* info;         // in the shape that is saved
+        const OptimizerState* state;   // null: the parameter
+        int sum;                       // one of compressed_sums(); -1: all have the same
+        std::size_t offset;            // in bytes
     };
     std::size_t lay_out(const TrainedTensors& tensors, const Gatherer& gatherer);   // returns the bytes of all
     template <class T>
@@ -94,8 +97,9 @@ private:
 std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
                                                const std::string& state);
 
-// Tells whether a checkpoint holds a state of the optimizer.
-bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table, const std::string& state);
+// Returns the type in which a checkpoint holds a state of the optimizer; nothing: it holds none.
+std::optional<TensorType> saved_type(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                                     const std::string& state);
 
 // Tells whether a checkpoint holds this rank's tensors of a state, in their shapes.
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state);
@@ -109,8 +113,8 @@ int tensors_not_taken(const FileSystem& files, const std::string& folder, const 
 int saved_sums(const FileSystem& files, const std::string& folder, const ParamTable& table);
 
 // Reads this rank's part of the tensors; padding becomes zero. Throws Error(bad_data) if the files are of another
-// model, or of a run with another choice of master weights. `only_weights`: reads no state of the optimizer but the
-// master weights, and the weights from which local steps began. Averages that are not read start from the weights.
-// States of compressed_sums() are read if the files are of as many, else zero.
+// model, or have masters and the run has none, or the other way round. `only_weights`: reads no state of the optimizer
+// but the master weights, and the weights from which local steps began. Averages that are not read start from the
+// weights. States of compressed_sums() are read if the files are of as many, else zero.
 void read_tensors(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors,
                   cudaStream_t stream, bool only_weights = false);

@@ -39,7 +39,7 @@ TEST_CASE("options: defaults are llm.c's where nothing else is said") {
     CHECK(o.val_every == 20);
     CHECK(o.val_max_batches == 80);
     CHECK(o.sample_tokens == 64);
-    CHECK(o.master_weights);
+    CHECK(o.master_weights == MasterWeights::fp32);
     CHECK(!o.recompute.has_value());   // auto
     CHECK(!o.tf32);
     CHECK(o.output_dir.empty());
@@ -72,7 +72,7 @@ TEST_CASE("options: an llm.c command line keeps its meaning") {
     CHECK(o.sample_every == 200);
     CHECK(o.sample_tokens == 144);
     CHECK(o.tf32);
-    CHECK(!o.master_weights);
+    CHECK(o.master_weights == MasterWeights::none);
     CHECK(o.recompute == Recompute::gelu_norm);
     CHECK(o.gelu_fusion == 1);
     CHECK(o.checkpoint_every == 5);
@@ -135,7 +135,7 @@ TEST_CASE("options: what is wrong is named with flag, value and what is expected
         {{"-x", "0"}, "--max-steps 0: expected -1 or an integer from 1"},
         {{"-x", "-2"}, "--max-steps -2: expected"},
         {{"-k", "cosin"}, "--schedule cosin: expected one of cosine|linear|constant|wsd"},
-        {{"-w", "2"}, "--master-weights 2: expected one of 0|1"},
+        {{"-w", "2"}, "--master-weights 2: expected one of 0|1|compact"},
         {{"-ge", "3"}, "--gelu-fusion 3: expected an integer from 0 to 2"},
         {{"-r", "4"}, "--recompute 4: expected one of auto|none|gelu|gelu+norm|block"},
         {{"-q", "1.1"}, "--final-lr-frac 1.1: expected a number from 0 to 1"},
@@ -347,7 +347,7 @@ TEST_CASE("options: a printed configuration reads back to the same, and the comm
     Options o = parse({"--config", path});
     CHECK(o.lr == 0.00123f);
     CHECK(o.train_data == "a b/*.bin");
-    CHECK(!o.master_weights);
+    CHECK(o.master_weights == MasterWeights::none);
     CHECK(o.channels == 64);
     CHECK(o.attention == AttentionKind::own);
     CHECK(parse_command_line({"--config", path, "--print-config"}).print_and_exit == printed);
@@ -409,6 +409,12 @@ TEST_CASE("options: every line of --config is a name and a value, or refused") {
     }
     write_whole(real_files(), path, std::string((1 << 20) + 1, '\n'));
     CHECK(complaint({"--config", path}).find("1048577 bytes, expected at most 1048576") != std::string::npos);
+}
+
+TEST_CASE("options: a switch alone is 1, also one that has a third value") {
+    CHECK(parse_command_line({"-w", "--tf32"}).options.master_weights == MasterWeights::fp32);
+    CHECK(parse_command_line({"--tf32", "--master-weights", "compact"}).options.tf32);
+    CHECK(parse_command_line({"--master-weights", "compact"}).options.master_weights == MasterWeights::compact);
 }
 
 TEST_CASE("options: help lists every group, with -h alone too") {

@@ -304,8 +304,13 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
            "in blocks as for fp8, multiplied as stored; gradients of weights always as stored");
     choice("--tf32,-f", o.tf32, "let fp32 builds multiply in TF32; bf16 builds ignore it");
     taken_by(train, check);
-    choice("--master-weights,-w", o.master_weights,
-           "keep fp32 copies of bf16 weights; 0: stochastic rounding; fp32 builds have neither");
+    choice(
+        "--master-weights,-w", o.master_weights,
+        "keep fp32 copies of bf16 weights; compact: their lower 16 bits beside the bf16 weights, for the same result "
+        "in 2 bytes less a parameter; 0: stochastic rounding; fp32 builds have none of these")
+        .is_switch = true;
+    choice("--moments", o.moments,
+           "type of the optimizer's moments; bf16: rounded stochastically, in 4 bytes less a parameter with AdamW");
     number("--gelu-fusion", o.gelu_fusion, 0, 2,
            "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too")
         .llmc("-ge");
@@ -496,8 +501,8 @@ void OptionTable::add_options_of_plan(Options& o) {
         string("--gpu", p.gpu,
                "the devices, by a name of the table of speeds (docs/plan.md): H100, H200, GH200, B200, GB200, GB300, "
                "A100, A100-PCIe, L40S, A6000, RTX4090, RTX5090"));
-    OptionRow& memory =
-        number("--gpu-memory", p.gpu_memory, 0, 1 << 20, "GiB of memory of a device, as in 24 or 24GB; 0: the machine's");
+    OptionRow& memory = number("--gpu-memory", p.gpu_memory, 0, 1 << 20,
+                               "GiB of memory of a device, as in 24 or 24GB; 0: the machine's");
     memory.read = [read_number = memory.read](const std::string& value) {
         for (const std::string_view unit : {"GiB", "GB"}) {
             if (value.ends_with(unit)) return read_number(value.substr(0, value.size() - unit.size()));
@@ -519,9 +524,8 @@ void OptionTable::add_options_of_plan(Options& o) {
         return read_number(value.starts_with("$") ? value.substr(1) : value);
     };
     of_plan(price);
-    of_plan(
-        number("--efficiency", p.efficiency, 0, 2,
-               "speed of the run as a share of the planned one, for one time instead of a range; 0: not known"));
+    of_plan(number("--efficiency", p.efficiency, 0, 2,
+                   "speed of the run as a share of the planned one, for one time instead of a range; 0: not known"));
     of_plan(
         string("--tokens", p.tokens,
                "to train on, as 300B or 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "

@@ -52,7 +52,7 @@ TEST_CASE("options: a resumed run has the recorded options where nothing else is
     CHECK(line.options.micro_batch == 2);
     CHECK(line.options.val_max_batches == 20);
     CHECK(line.options.recompute == Recompute::block);
-    CHECK(!line.options.master_weights);
+    CHECK(line.options.master_weights == MasterWeights::none);
     CHECK(line.options.warmup == 5);       // from the file
     CHECK(line.options.seed == 7);         // from the command line
     CHECK(line.options.stop_after == 0);   // belongs to that start alone

@@ -49,8 +49,8 @@ Optimizer::Optimizer(Stage& stage, const OptimizerOptions& options, Arena& arena
     for (const OptimizerState& state : states_) {
         if (!state.is_weights && !state.averages) {
             state.values.zero(stream());
-        } else if (state.values.unit(0).data() != nullptr) {   // else memory is only counted
-            copy_parameters(state.values);
+        } else if (state.values.unit(0).data != nullptr) {   // else memory is only counted
+            copy_parameters(state.values.as<float>());
         }
     }
     if (options.local.every > 0) {
@@ -63,7 +63,8 @@ Optimizer::~Optimizer() = default;
 // Makes the tables of the elements that this rank updates, and of those whose squares it adds up.
 void Optimizer::make_tables(Arena& arena) {
     const ParamStorage& storage = stage_.storage();
-    const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights);
+    const auto weights = std::ranges::find_if(states_, &OptimizerState::is_weights),
+               lower = std::ranges::find_if(states_, &OptimizerState::is_lower_half);
     std::vector<UpdateRange<floatX>> owned, counted_once, directions, orthogonal, averages;
     std::vector<NormRange> norm;
     for (const TensorLayout& place : storage.tensors()) {
@@ -74,15 +75,16 @@ void Optimizer::make_tables(Arena& arena) {
             for (const BlockRange& part : by_blocks(info.tensor, ranges)) {
                 auto address = [&](const auto& state) { return begin_of(state) + part.local_begin; };
                 to.push_back({.parameter = address(stage_.parameters()),
-                              .master = weights != states_.end() ? address(weights->values) : nullptr,
+                              .master = weights != states_.end() ? address(weights->values.as<float>()) : nullptr,
                               .gradient = address(gradients_),
-                              .m = address(state(m)),
-                              .v = has_second_moment(rule) ? address(state("v")) : nullptr,
+                              .m = address(buffers(m)),
+                              .v = has_second_moment(rule) ? address(buffers("v")) : TypedPointer(),
                               .count = part.length,
                               .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                               .tensor_key = info.random_tensor(),
                               .span = part.global,
-                              .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1});
+                              .norms = adapts ? first_block_[static_cast<std::size_t>(place.param)] + part.block : -1,
+                              .lower = lower != states_.end() ? address(lower->values.as<bf16>()) : nullptr});
             }
         };
         const std::vector<OwnedRange> once = ranges_counted_once(info.tensor, storage.place());
@@ -118,15 +120,16 @@ UpdateRange<floatX> Optimizer::through_matrices(UpdateRange<floatX>& range) cons
     const UpdateRange<floatX> back{.parameter = range.parameter,
                                    .master = range.master,
                                    .gradient = direction.after,
-                                   .m = nullptr,
-                                   .v = nullptr,
+                                   .m = {},
+                                   .v = {},
                                    .count = range.count,
                                    .weight_decay = range.weight_decay,
                                    .tensor_key = range.tensor_key,
                                    .span = range.span,
-                                   .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale)};
+                                   .scale = muon_scale(stage_.table()[param].tensor, block, options_.muon_scale),
+                                   .lower = range.lower};
     range.parameter = direction.before;
-    range.master = nullptr;
+    range.master = nullptr, range.lower = nullptr;
     return back;
 }
 
@@ -229,11 +232,16 @@ std::string Optimizer::restore_flights(const std::vector<int>& left) {
 
 std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options, const MeshShape& mesh) {
     std::vector<OptimizerStateSpec> states;
-    if (options.master_weights && kRoundedParameters) states.push_back({.name = "master", .is_weights = true});
-    states.push_back({.name = "m"});
-    if (has_second_moment(options.optimizer)) states.push_back({.name = "v"});
+    if (kRoundedParameters && options.master_weights == MasterWeights::fp32) {
+        states.push_back({.name = kMaster, .is_weights = true});
+    } else if (kRoundedParameters && options.master_weights == MasterWeights::compact) {
+        states.push_back({.name = kLowerHalf, .is_lower_half = true, .type = DType::bf16});
+    }
+    states.push_back({.name = "m", .type = options.moments});
+    if (has_second_moment(options.optimizer)) states.push_back({.name = "v", .type = options.moments});
     if (options.optimizer == OptimizerKind::muon) {
-        states.push_back({.name = "v", .keeps = [](const ParamInfo& info) { return !info.orthogonal; }});
+        states.push_back(
+            {.name = "v", .type = options.moments, .keeps = [](const ParamInfo& info) { return !info.orthogonal; }});
     }
     if (options.ema > 0) states.push_back({.name = "ema", .averages = true});
     if (options.local.every > 0) {
@@ -270,7 +278,7 @@ std::vector<OptimizerStateSpec> optimizer_states(const OptimizerOptions& options
     return states;
 }
 
-const ModelState<float>& Optimizer::state(std::string_view name) const {
+const StateBuffers& Optimizer::buffers(std::string_view name) const {
     const auto found = std::ranges::find(states_, name, &OptimizerState::name);
     ENSURE(found != states_.end(), "the optimizer keeps no ", name);
     return found->values;
@@ -286,7 +294,8 @@ double Optimizer::bytes_per_parameter() const {
     };
     double bytes = 0;
     for (const OptimizerState& state : states_) {
-        if (!state.delayed && !state.of_compression) bytes += sizeof(float) * elements(state.values.storage());
+        if (!state.delayed && !state.of_compression)
+            bytes += static_cast<double>(size_of(state.type)) * elements(*state.storage);
     }
     return bytes / elements(stage_.storage());
 }

@@ -2,8 +2,8 @@
 // (llmc/kernels/optim/rules.cuh).
 //
 // The parameter table and the storage say which parameters there are and where they lie (param_storage.h). Master
-// weights exist if parameters are bf16 and --master-weights is on; they start as the parameters' values. Without them
-// bf16 parameters are rounded stochastically.
+// weights exist if parameters are bf16, unless --master-weights is 0; they start as the parameters' values. Without
+// them bf16 parameters are rounded stochastically.
 //
 // Rules with a ratio per tensor (lamb, lars) add up the sums of squares of every tensor, or block of its rows, in one
 // all-reduce of all N ranks: 2f x 16 bytes for each, f = (N - 1) / N. Each element counts once, on the rank that is its
@@ -68,8 +68,9 @@ public:
 
     // State that a run is resumed from, besides the parameters.
     const std::vector<OptimizerState>& states() const { return states_; }
-    const ModelState<float>& state(std::string_view name) const;   // which must exist
-    double bytes_per_parameter() const;                            // all states laid out as the optimizer's
+    const StateBuffers& buffers(std::string_view name) const;   // which must exist
+    ModelState<float> state(std::string_view name) const { return buffers(name).as<float>(); }
+    double bytes_per_parameter() const;   // all states laid out as the optimizer's
 
 private:
     struct Tables;   // lists what this rank updates, on the device

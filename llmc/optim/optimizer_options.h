@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "llmc/base/dtype.h"
 #include "llmc/kernels/optim/newton_schulz.h"
 #include "llmc/parallel/compression/grad_compression.h"
 
@@ -33,6 +34,11 @@ struct LocalSteps {
     bool has_flights() const { return delay > 0 || blend > 0; }
 };
 
+// Keeps the exact weights of bf16 parameters. none: nowhere, parameters are rounded stochastically. fp32: whole.
+// compact: their lower 16 bits beside the parameter (llmc/kernels/optim/master_halves.cuh), the same weights to the
+// bit.
+enum class MasterWeights : std::uint8_t { none, fp32, compact };
+
 struct OptimizerOptions {
     OptimizerKind optimizer = OptimizerKind::adamw;
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;   // beta1: also the momentum of lars and sgd
@@ -48,8 +54,9 @@ struct OptimizerOptions {
     LocalSteps local = {};
     GradCompressionOptions grad_compression = {};
     int staleness = 0;   // steps by which gradients are applied late: 0 or 1
-    bool master_weights = true;
-    std::uint64_t seed = 42;   // seeds stochastic rounding, weights, sample order and samples
+    MasterWeights master_weights = MasterWeights::fp32;
+    DType moments = DType::fp32;   // or bf16, rounded stochastically
+    std::uint64_t seed = 42;       // seeds stochastic rounding, weights, sample order and samples
 
     bool has_replicas() const { return local.every > 0; }   // each updates weights of its own
 };

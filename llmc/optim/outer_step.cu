@@ -43,7 +43,7 @@ OuterStep::OuterStep(Stage& stage, const LocalSteps& local, const std::vector<Op
       tied_(groups.links.tied),
       left_(static_cast<std::size_t>(local.fragments), 0) {
     const auto masters = std::ranges::find_if(states_, &OptimizerState::is_weights);
-    if (masters != states_.end()) masters_ = &masters->values;
+    if (masters != states_.end()) masters_ = masters->values.as<float>();
     if (local.has_flights()) {
         flights_ = std::make_unique<Flights>();
         flights_->landed = std::vector<OwnedEvent>(left_.size());
@@ -64,10 +64,10 @@ OuterStep::~OuterStep() = default;
 
 bool OuterStep::is_compressed() const { return outer_ != nullptr && local_.compression != OuterCompression::none; }
 
-const ModelState<float>& OuterStep::state(std::string_view name) const {
+ModelState<float> OuterStep::state(std::string_view name) const {
     const auto found = std::ranges::find(states_, name, &OptimizerState::name);
     ENSURE(found != states_.end(), "the optimizer keeps no ", name);
-    return found->values;
+    return found->values.as<float>();
 }
 
 void OuterStep::make_tables(Arena& arena) {
@@ -81,7 +81,7 @@ void OuterStep::make_tables(Arena& arena) {
             for (const OwnedRange& range : owned_ranges(info.tensor, storage.place(), StateKind::optimizer)) {
                 auto address = [&](const auto& values) { return values.owned(tensor.param) + range.local_begin; };
                 UpdateRange<floatX> own{.parameter = address(stage_.parameters()),
-                                        .master = masters_ != nullptr ? address(*masters_) : nullptr,
+                                        .master = masters_ ? address(*masters_) : nullptr,
                                         .gradient = {},
                                         .m = address(state("outer_momentum")),
                                         .v = address(state("outer_weights")),
@@ -143,7 +143,7 @@ void OuterStep::for_each_owned(int fragment, const Use& use) {
         if (count == 0) continue;
         if (flights_) {
             use(tensor, state("outer_flight").owned(tensor.param), count);
-        } else if (masters_ != nullptr) {
+        } else if (masters_) {
             use(tensor, masters_->owned(tensor.param), count);
         } else {
             use(tensor, stage_.parameters().owned(tensor.param), count);

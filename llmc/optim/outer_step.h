@@ -17,6 +17,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -53,7 +54,7 @@ private:
     struct Fragment;   // tables of what this rank owns of it
     struct Flights;
     bool is_compressed() const;
-    const ModelState<float>& state(std::string_view name) const;
+    ModelState<float> state(std::string_view name) const;
     void make_tables(Arena& arena);
     template <class Use>
     void for_each_owned(int fragment, const Use& use);
@@ -69,7 +70,7 @@ private:
     Stage& stage_;
     LocalSteps local_;
     const std::vector<OptimizerState>& states_;
-    const ModelState<float>* masters_ = nullptr;   // null: the parameters are the exact weights
+    std::optional<ModelState<float>> masters_;   // without, the parameters are the exact weights
     Communicator *outer_, *zero_, *holders_, *tensor_, *same_heads_, *tied_;   // or null
     std::vector<Fragment> fragments_;
     std::vector<int> left_;

@@ -30,7 +30,7 @@ struct ZeroMemory {
     double unsharded_parameters = 0, unsharded_gradients = 0;   // whole units in turns, and a shard that arrives
     double total() const { return parameters + gradients + optimizer + unsharded_parameters + unsharded_gradients; }
 };
-// `optimizer_bytes` per parameter: 8 for the moments, 4 more with masters.
+// `optimizer_bytes` per parameter: Optimizer::bytes_per_parameter().
 ZeroMemory zero_memory(const ParamStorage& storage, double parameter_bytes, double gradient_bytes,
                        double optimizer_bytes);
 

@@ -70,11 +70,11 @@ int largest_micro_batch(const Options& requested, double device_bytes) {
         }
         if (largest > 0) return largest;
     }
-    throw Error(
-        ErrorKind::usage,
-        formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
-                  requested.seq_len, device_bytes / (1 << 30)),
-        "Take more devices, --recompute block, a higher --zero, or let --layout auto (of a plan: --search) choose.");
+    throw Error(ErrorKind::usage,
+                formatted("--micro-batch auto: one sequence of %d tokens does not fit into nine tenths of %.2f GiB",
+                          requested.seq_len, device_bytes / (1 << 30)),
+                "Take more devices, --recompute block, --moments bf16, a higher --zero, or let --layout auto (of a "
+                "plan: --search) choose.");
 }
 
 Options best_layout(const Options& options, const Machine& machine, int ranks,

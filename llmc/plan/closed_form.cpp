@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 
+#include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/zero_formulas.h"
@@ -365,9 +366,11 @@ private:
         for (const UnitLayout& unit : own.units()) {
             owned += static_cast<double>(own.unit_elements(unit, StateKind::optimizer));
         }
-        const double gradient = static_cast<double>(size_of(o_.grad_dtype)),
-                     masters = kElement == 2 && o_.master_weights ? 8 : 0;
-        return moved(owned * (2 * gradient + 16 + masters + 2 * kElement));
+        double bytes = 2 * static_cast<double>(size_of(o_.grad_dtype)) + 2 * kElement;   // an element
+        for (const OptimizerStateSpec& state : optimizer_states(o_, mesh_)) {
+            if (!state.averages && !state.optional) bytes += 2 * static_cast<double>(size_of(state.type));
+        }
+        return moved(owned * bytes);
     }
 };
 

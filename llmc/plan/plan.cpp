@@ -10,6 +10,7 @@
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
+#include "llmc/optim/optimizer_state.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/plan/search.h"
@@ -143,8 +144,13 @@ std::string relief_of_memory(const Plan& plan, const std::string& line) {
     if (line == "gradients") cuts = 2;
     if (line == "parameters") cuts = 3;
     if (cuts == 0) return smaller;
-    if (o.zero >= cuts) return "more ranks for --dp, --tp or --pp";
-    return plan.run.mesh.shards() > 1 ? text("--zero ", cuts) : text("--tp or --pp, or --dp with --zero ", cuts);
+    const bool keeps_moments = (line == "optimizer m" || line == "optimizer v") && o.moments == DType::fp32;
+    const std::string narrower = line == text("optimizer ", kMaster) ? ", or --master-weights compact"
+                                 : keeps_moments                     ? ", or --moments bf16"
+                                                                     : "";
+    if (o.zero >= cuts) return "more ranks for --dp, --tp or --pp" + narrower;
+    return (plan.run.mesh.shards() > 1 ? text("--zero ", cuts) : text("--tp or --pp, or --dp with --zero ", cuts)) +
+           narrower;
 }
 
 // Returns what makes the traffic of a group of ranks smaller, or hides more of it; only what the options allow.

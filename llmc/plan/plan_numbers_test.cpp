@@ -198,7 +198,9 @@ TEST_CASE("plan: the nearest limits, of memory, links and bubble, with what reli
         plan.run.mesh = {.dp = dp}, plan.run.options.zero = zero, plan.run.options.recompute = level;
         return all_limits(plan).front().relief;
     };
-    CHECK(relief("optimizer m", 0, 4, Recompute::none) == "--zero 1");
+    CHECK(relief("optimizer m", 0, 4, Recompute::none) == "--zero 1, or --moments bf16");
+    CHECK(relief("optimizer master", 1, 4, Recompute::none) ==
+          "more ranks for --dp, --tp or --pp, or --master-weights compact");
     CHECK(relief("gradients", 1, 4, Recompute::none) == "--zero 2");
     CHECK(relief("parameters", 2, 4, Recompute::none) == "--zero 3");
     CHECK(relief("parameters", 3, 4, Recompute::none) == "more ranks for --dp, --tp or --pp");

@@ -90,7 +90,7 @@ struct Trainee {
     Floats values(const std::string& state = "") {
         const TrainedTensors tensors = tensors_of(step);   // waits for all that still travels
         if (!state.empty()) return owned(step.optimizer().state(state));
-        return masters() != nullptr ? owned(masters()->values) : owned(tensors.parameters);
+        return masters() != nullptr ? owned(masters()->values.as<float>()) : owned(tensors.parameters);
     }
     template <class X>
     Floats owned(const ModelState<X>& values) {
@@ -116,7 +116,7 @@ struct Trainee {
                 wait_for(stream);
             };
             put(stage.parameters());
-            if (masters() != nullptr) put(masters()->values);
+            if (masters() != nullptr) put(masters()->values.as<float>());
         }
     }
 

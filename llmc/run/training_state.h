@@ -68,8 +68,8 @@ void link_training_state(FileSystem& files, const std::string& folder, const Run
 LoaderState saved_loader(const FileSystem& files, const std::string& checkpoint);
 
 // Restores this rank's part of the tensors, and returns the rest. The caller must also call restore_matmul_choices.
-// Throws Error(bad_data) if the checkpoint is of another model, precision, optimizer or choice of master weights. With
-// `reset_moments` it may be of another optimizer, and only the weights are read.
+// Throws Error(bad_data) if the checkpoint is of another model, precision or optimizer, or has masters and the run has
+// none, or the other way round. With `reset_moments` it may be of another optimizer, and only the weights are read.
 RunState load_training_state(const FileSystem& files, const std::string& path, const TrainedTensors& tensors,
                              cudaStream_t stream, OptimizerKind optimizer = OptimizerKind::adamw,
                              bool reset_moments = false);

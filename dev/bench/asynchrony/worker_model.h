@@ -96,7 +96,7 @@ private:
         const std::vector<OptimizerState>& states = step_.optimizer().states();
         const auto masters = std::ranges::find_if(states, &OptimizerState::is_weights);
         if (masters != states.end()) {
-            call(masters->values);
+            call(masters->values.as<float>());
         } else {
             call(stage_.parameters());
         }

@@ -1,11 +1,14 @@
 #include "dev/test/certificate/certificate_layout_testing.h"
 
+#include "llmc/run/options/option_names.h"
+
 namespace certificate {
 
 std::string Layout::name() const {
     return text("dp ", dp, ", zero ", zero, zero_group > 0 ? text(" in groups of ", zero_group) : "", ", ",
                 micro_batches, " micro-batches", grad_dtype == DType::bf16 ? ", bf16 gradients" : "",
-                master_weights ? "" : ", no masters", tied ? "" : ", untied",
+                master_weights == MasterWeights::fp32 ? "" : text(", masters ", name_of(master_weights)),
+                moments == DType::fp32 ? "" : ", bf16 moments", tied ? "" : ", untied",
                 kind == ModelKind::rms ? ", RMSNorm"
                 : like_llama() ? text(kind == ModelKind::llama ? ", Llama of " : ", OLMo2 with qkv biases of ", heads,
                                       "/", kv_heads, " heads")

@@ -44,7 +44,7 @@ struct Layout {
     int zero = 0;
     int micro_batches = 1;   // per rank and step
     DType grad_dtype = DType::fp32;
-    bool master_weights = true;
+    MasterWeights master_weights = MasterWeights::fp32;
     Recompute recompute = Recompute::gelu;
     bool tied = true;
     ModelKind kind = ModelKind::gpt2;
@@ -70,6 +70,7 @@ struct Layout {
                           const std::vector<int>& positions) = nullptr;   // `positions` of a sequence
     bool mean_of_local_means = false;   // each rank's loss is a mean over its own targets
     OptimizerKind optimizer = OptimizerKind::adamw;
+    DType moments = DType::fp32;
     float lr = 1e-3f;
     int zero_group = 0;
     int experts = 0, experts_per_token = 2;   // in place of the MLP, with both of the router's losses

@@ -143,7 +143,7 @@ TEST_CASE("certificate: q, k and v that are cut one behind the other instead of 
 // round to the very same values: certificate_tensor_test.cpp holds the product to it.
 TEST_CASE("tensor parallelism: stochastic rounding keyed by local elements is seen in what it leaves") {
     Layout layout = three_ranks(), one;
-    layout.master_weights = one.master_weights = false;
+    layout.master_weights = one.master_weights = MasterWeights::none;
     Rank alone(one);
     alone.train(1);
     const std::vector<std::vector<float>> expected = alone.parameters();

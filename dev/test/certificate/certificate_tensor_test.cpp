@@ -60,9 +60,9 @@ TEST_CASE("certificate: tp ranks sum gradients in bf16") {
 TEST_CASE("tensor parallelism: without masters the same random bits round the same elements") {
     // Adam's first step hardly depends on a gradient's size, so all but a few elements round to the very same bits.
     Layout layout = tensor_parallel(3, true, 2, 1, 1);
-    layout.master_weights = false;
+    layout.master_weights = MasterWeights::none;
     Layout one;
-    one.master_weights = false;
+    one.master_weights = MasterWeights::none;
     Rank alone(one);
     alone.train(1);
     const std::vector<std::vector<float>> expected = alone.parameters();

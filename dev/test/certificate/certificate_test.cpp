@@ -15,7 +15,7 @@ TEST_CASE("certificate: a sample of ranks x ZeRO x micro-batches") {
                                  Layout{3, 1, 1}, Layout{3, 2, 1}, Layout{3, 3, 4}, Layout{1, 3, 4}, Layout{8, 2, 1}}) {
         certify(layout, expected);
     }
-    certify({2, 3, 4, DType::fp32, true, Recompute::block}, expected);
+    certify({2, 3, 4, DType::fp32, MasterWeights::fp32, Recompute::block}, expected);
 }
 
 namespace {
@@ -113,12 +113,55 @@ TEST_CASE("certificate: gradients kept and reduced in bf16, and rounding without
         certify(layout, with_masters);
     }
     // equal random bits round equal elements under every layout
-    for (const Layout& layout : {Layout{2, 0, 1, DType::fp32, false}, Layout{3, 1, 1, DType::fp32, false},
-                                 Layout{3, 3, 4, DType::fp32, false}}) {
+    for (const Layout& layout :
+         {Layout{2, 0, 1, DType::fp32, MasterWeights::none}, Layout{3, 1, 1, DType::fp32, MasterWeights::none},
+          Layout{3, 3, 4, DType::fp32, MasterWeights::none}}) {
         certify(layout, without);
     }
 }
+
+TEST_CASE("certificate: bf16 masters in halves are whole ones to the bit, whatever the layout and the optimizer") {
+    std::vector<Layout> layouts{{2, 1}, {3, 3, 4}, {2, 2, 1, DType::bf16}};
+    layouts.push_back({2, 3});
+    layouts.back().optimizer = OptimizerKind::muon;
+    layouts.push_back({2, 1});
+    layouts.back().optimizer = OptimizerKind::lamb;
+    layouts.push_back({2, 2});
+    layouts.back().optimizer = OptimizerKind::lars;
+    layouts.push_back({1, 0, 4});
+    layouts.back().pipe = {2}, layouts.back().tp = 2, layouts.back().sequence_parallel = true, layouts.back().heads = 4;
+    for (Layout layout : layouts) {
+        on_layout(layout, [&](Rank& rank, TestRank& me) {
+            const Result whole = rank.train(4);
+            Layout compact = layout;
+            compact.master_weights = MasterWeights::compact;
+            Rank other(compact, me.world.at(), rank.groups(), &me.world);
+            me.require(other.train(4) == whole, "another result");
+            other.step().wait_for_all_gather();
+            if (layout.zero < 3 && layout.tp == 1)
+                me.require(other.parameters() == rank.parameters(), "other parameters");
+            const double saved =
+                rank.step().optimizer().bytes_per_parameter() - other.step().optimizer().bytes_per_parameter();
+            me.require(std::abs(saved - 2) < 1e-9, "saves ", saved, " bytes a parameter");
+        });
+    }
+}
 #endif
+
+TEST_CASE("certificate: bf16 moments are rounded alike under every layout") {
+    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::muon, OptimizerKind::lamb}) {
+        Layout one;
+        one.optimizer = optimizer;
+        const Result whole = Rank(one).train(4);
+        one.moments = DType::bf16;
+        const Result expected = Rank(one).train(4);
+        CHECK(!(expected == whole));
+        for (Layout layout : {Layout{2, 1}, Layout{3, 3, 4}}) {
+            layout.optimizer = optimizer, layout.moments = DType::bf16;
+            certify(layout, expected);
+        }
+    }
+}
 
 namespace {
 

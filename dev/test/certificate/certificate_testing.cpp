@@ -16,6 +16,7 @@ Rank::Rank(const Layout& layout, const MeshCoordinates& at, const TrainingGroups
     adam.weight_decay = 0.1f;
     adam.master_weights = layout.master_weights;
     adam.optimizer = layout.optimizer;
+    adam.moments = layout.moments;
     step_.emplace(model_, adam, arena_, groups);
     schedule_ = schedule(layout, at);
 }
@@ -261,12 +262,13 @@ void require_equal_copies(Rank& rank, TestRank& me) {
     CUDA_CHECK(cudaStreamSynchronize(step.stage().stream()));
     require_equal_copies(step.stage().parameters(), "parameters", me);
     for (const OptimizerState& state : step.optimizer().states()) {
-        require_equal_copies(state.values, state.name.c_str(), me);
+        with_gradient_type<bf16>(state.type,
+                                 [&]<class T> { require_equal_copies(state.values.as<T>(), state.name, me); });
     }
 }
 
 Result train_alone(int micro_batches, int steps, bool master_weights, bool tied, int heads, int layers) {
-    Layout alone{1, 0, micro_batches, DType::fp32, master_weights};
+    Layout alone{1, 0, micro_batches, DType::fp32, master_weights ? MasterWeights::fp32 : MasterWeights::none};
     alone.tied = tied;
     alone.heads = heads;
     alone.layers = layers;

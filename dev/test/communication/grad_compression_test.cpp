@@ -308,7 +308,7 @@ TEST_CASE(
         const std::string checkpoint = folder / "run/" + checkpoint_name(1);
         me.require(holds_whole_state(real_files(), checkpoint, factors(same)), "factors of this rank are not there");
         me.require(!holds_whole_state(real_files(), checkpoint, factors(resumed)), "factors of another rank are");
-        auto of_qkv = [&](Trainee& of) { return factors(of).values.unit(1).download(of.stream); };
+        auto of_qkv = [&](Trainee& of) { return factors(of).values.as<float>().unit(1).download(of.stream); };
         me.require(of_qkv(same) == of_qkv(own) && !all_zero(of_qkv(same)), "the factors were not loaded");
         me.require(all_zero(of_qkv(resumed)), "factors of another rank were loaded");
         resumed.train(2);
@@ -322,7 +322,7 @@ TEST_CASE(
         const std::vector<OptimizerState>& states = own.step.optimizer().states();
         const auto factor = std::ranges::find(states, kGradientFactor, &OptimizerState::name);
         me.require(holds_whole_state(real_files(), folder / "run/" + checkpoint_name(1), *factor), "no factors");
-        me.require(!all_zero(factor->values.unit(1).download(own.stream)), "the factors were not loaded");
+        me.require(!all_zero(factor->values.as<float>().unit(1).download(own.stream)), "the factors were not loaded");
         own.train(2);
     });
 }

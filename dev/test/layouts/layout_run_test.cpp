@@ -5,12 +5,19 @@
 using namespace layout_runs;
 
 TEST_CASE("layouts: losses and validation are those of one process, cut and resumed to the bit") {
-    compare_runs({{1, 3}, {2, 0}, {2, 1}, {3, 2}, {3, 3, false}, {4, 3}, {2, 1, true, false}, {3, 3, true, false}});
+    compare_runs({{1, 3},
+                  {2, 0},
+                  {2, 1},
+                  {3, 2},
+                  {3, 3, no_masters},
+                  {4, 3, halves},
+                  {2, 1, masters, false},
+                  {3, 3, halves, false}});
 }
 
 TEST_CASE(
     "layouts: losses and validation under tensor parallelism are those of one process, cut and resumed to the bit") {
-    compare_runs({{1, 0, true, false, 2}, {2, 3, true, false, 2}, {2, 1, false, false, 2, false}});
+    compare_runs({{1, 0, masters, false, 2}, {2, 3, masters, false, 2}, {2, 1, no_masters, false, 2, false}});
 }
 
 TEST_CASE("layouts: pipelines, likewise") { compare_runs({pipeline(1, 0, 2), pipeline(2, 3, 2, PipelineKind::gpipe)}); }
@@ -147,8 +154,8 @@ TEST_CASE("layouts: the same under all of dp 1, 2, 3, 4, 6, 8 x ZeRO 0-3" * doct
     for (int dp : {1, 2, 3, 4, 6, 8}) {
         for (int zero : {0, 1, 2, 3}) {
             layouts.push_back({dp, zero});
-            layouts.push_back({dp, zero, false});
-            layouts.push_back({dp, zero, true, false});
+            layouts.push_back({dp, zero, no_masters});
+            layouts.push_back({dp, zero, masters, false});
         }
     }
     compare_runs(layouts);
@@ -158,8 +165,8 @@ TEST_CASE("layouts: with gradients that are applied a step late, likewise") {
     std::vector<Layout> layouts{{1, 0},
                                 {2, 0},
                                 {2, 1},
-                                {3, 1, false},
-                                {2, 1, true, false, 2},
+                                {3, 1, no_masters},
+                                {2, 1, masters, false, 2},
                                 pipeline(2, 1, 2),
                                 context(2, 1, true, 2, 1),
                                 all_axes(2, 2, 1, 2, 0)};
@@ -173,8 +180,8 @@ TEST_CASE("layouts: with gradients that are applied a step late, likewise") {
 static void compare_compressed(std::size_t stride) {
     std::vector<Layout> layouts{{2, 0},
                                 {2, 1},
-                                {3, 1, false},
-                                {2, 1, true, false, 2},
+                                {3, 1, no_masters},
+                                {2, 1, masters, false, 2},
                                 pipeline(2, 1, 2),
                                 context(1, 0, true, 2, 1),
                                 all_axes(2, 2, 1, 2, 0)};

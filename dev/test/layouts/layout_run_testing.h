@@ -28,9 +28,12 @@ namespace layout_runs {
 constexpr int vocab = 61, sequences = 24, T = 16;   // a step: what 1, 2, 3, 4, 6 and 8 ranks can share
 constexpr double loss_tolerance = sizeof(floatX) == 4 ? 1e-5 : 5e-4;   // docs/numerics.md, "How close"
 
+constexpr MasterWeights masters = MasterWeights::fp32, halves = MasterWeights::compact,
+                        no_masters = MasterWeights::none;
+
 struct Layout {
     int dp = 1, zero = 0;
-    bool master_weights = true;
+    MasterWeights master_weights = masters;
     bool accumulates = true;   // a step: many micro-batches of one sequence, or all of them in one
     int tp = 1;
     bool sequence_parallel = true;
@@ -53,7 +56,8 @@ struct Layout {
     std::string name() const {
         return text(
             llama ? "Llama, " : "", experts > 0 ? text(experts, " experts on ", ep, " ranks, ") : "",
-            name_of(optimizer), ", ", "dp ", dp, ", zero ", zero, master_weights ? "" : ", no masters",
+            name_of(optimizer), ", ", "dp ", dp, ", zero ", zero,
+            master_weights == masters ? "" : text(", masters ", name_of(master_weights)),
             accumulates ? "" : ", at once",
             tp > 1 ? text(", tp ", tp, sequence_parallel ? "" : " not sequence-parallel") : "",
             pp > 1 ? text(", pp ", pp, ", ", name_of(schedule)) : "",
@@ -76,7 +80,7 @@ inline Layout pipeline(int dp, int zero, int pp, PipelineKind schedule = Pipelin
     return layout;
 }
 inline Layout context(int dp, int zero, bool accumulates, int cp, int ulysses) {
-    Layout layout{dp, zero, true, accumulates};
+    Layout layout{dp, zero, masters, accumulates};
     layout.cp = cp, layout.ulysses = ulysses;
     return layout;
 }
@@ -330,7 +334,7 @@ inline void compare_runs(std::vector<Layout> layouts, OptimizerKind optimizer = 
         if (!uncut) continue;
         const std::vector<double> losses = losses_in(*uncut);
         REQUIRE(losses.size() == expected.size());
-        const bool is_near = layout.master_weights && layout.local.every <= 1;
+        const bool is_near = layout.master_weights != no_masters && layout.local.every <= 1;
         const double tolerance = layout.compression == GradCompression::none       ? loss_tolerance
                                  : layout.compression == GradCompression::powersgd ? 3e-2
                                                                                    : 2e-3;

@@ -55,7 +55,7 @@ TEST_CASE("reshard: one process writes what other programs and its own reader ta
             const std::vector<float> values = weights->read(info);
             REQUIRE(values.size() == static_cast<std::size_t>(info.tensor.elements()));
             for (std::size_t i = 0; i < values.size(); i++) {
-                const auto right = static_cast<floatX>(value_of(Kind::master, info, static_cast<std::int64_t>(i)));
+                const auto right = kept<floatX>(value_of(Kind::master, info, static_cast<std::int64_t>(i)));
                 REQUIRE(values[i] == static_cast<float>(right));
             }
         }
@@ -64,25 +64,29 @@ TEST_CASE("reshard: one process writes what other programs and its own reader ta
 
 TEST_CASE("reshard: a sample of meshes writes the folder of one process, and reads it") {
     const SharedFolder folder;
+    const MasterWeights masters = Case().masters;
     for (const MeshShape& mesh : {MeshShape{1, 1, 1, 2}, MeshShape{2, 1, 1, 1}, MeshShape{1, 2, 1, 3},
                                   MeshShape{2, 1, 2, 2}, MeshShape{3, 1, 1, 2}}) {
         for (int zero : {0, 1, 2, 3}) reshard(folder, {mesh, zero});
     }
     for (const MeshShape& mesh : {MeshShape{1, 3, 1, 1}, MeshShape{2, 2, 1, 2}, MeshShape{1, 1, 2, 6}}) {
-        for (const int kv_heads : {0, 2}) reshard(folder, {mesh, 1, true, rounded_parameters, false, kv_heads, true});
+        for (const int kv_heads : {0, 2}) reshard(folder, {mesh, 1, true, masters, false, kv_heads, true});
     }
     for (int zero : {1, 3}) reshard(folder, {{1, 4, 1, 1, 2}, zero});
-    reshard(folder, {{1, 2, 2, 2, 2}, 1, true, rounded_parameters, false, 0, true});
+    reshard(folder, {{1, 2, 2, 2, 2}, 1, true, masters, false, 0, true});
     reshard(folder, {{2, 2, 1, 2}, 3, false});
     reshard(folder, {{3, 1, 1, 1}, 0, false});
-    reshard(folder, {{2, 1, 1, 2}, 1, true, rounded_parameters, true});
-    reshard(folder, {{1, 3, 1, 1}, 2, true, false});
-    reshard(folder, {{2, 1, 1, 2}, 0, true, false});
+    reshard(folder, {{2, 1, 1, 2}, 1, true, masters, true});
+    reshard(folder, {{1, 3, 1, 1}, 2, true, MasterWeights::none});
+    reshard(folder, {{2, 1, 1, 2}, 0, true, MasterWeights::none});
+    for (const MeshShape& mesh : {MeshShape{2, 2, 1, 2}, MeshShape{1, 2, 1, 3}}) {
+        if (rounded_parameters) reshard(folder, {mesh, mesh.pp, true, MasterWeights::compact});
+    }
     reshard(folder, {{8, 1, 1, 1}, 1});
     reshard(folder, {{1, 1, 1, 8}, 1});
     for (const MeshShape& mesh : {MeshShape{1, 1, 1, 2}, MeshShape{1, 1, 1, 6}, MeshShape{2, 2, 1, 2}}) {
         for (const int kv_heads : {1, 2}) {   // held by one rank or several
-            for (int zero : {0, 1, 3}) reshard(folder, {mesh, zero, true, rounded_parameters, false, kv_heads});
+            for (int zero : {0, 1, 3}) reshard(folder, {mesh, zero, true, masters, false, kv_heads});
         }
     }
 }
@@ -101,7 +105,7 @@ TEST_CASE("reshard: blocks of gate and up, norms of queries and keys and grouped
               Sample{{2, 1, 1, 2}, 1, true, true}, Sample{{1, 2, 1, 2}, 1, false, false, true},
               Sample{{1, 3, 1, 1}, 1, true, false, true}}) {
             for (const int kv_heads : {2, 6}) {
-                Case c{mesh, zero, tied, rounded_parameters, interleaved, kv_heads, deals};
+                Case c{mesh, zero, tied, Case().masters, interleaved, kv_heads, deals};
                 c.llama = norm;
                 reshard(folder, c);
             }
@@ -169,11 +173,13 @@ void reshard_pairs(int count) {
     auto draw = [&](std::size_t n) { return static_cast<std::size_t>(mix64(0x5eed + counter++) % n); };
     for (int i = 0; i < count; i++) {
         Case from{all[draw(all.size())], static_cast<int>(draw(4)), draw(2) == 0};
-        from.masters = rounded_parameters && draw(3) > 0;
+        const MasterWeights kinds[] = {MasterWeights::none, MasterWeights::fp32, MasterWeights::compact};
+        from.masters = kinds[rounded_parameters ? draw(3) : 0];
         from.interleaved = draw(2) == 0, from.deals = draw(2) == 0;
         Case to = from;
         to.mesh = all[draw(all.size())], to.zero = static_cast<int>(draw(4)), to.interleaved = draw(2) == 0,
         to.deals = draw(2) == 0;
+        if (from.masters != MasterWeights::none) to.masters = kinds[1 + draw(2)];
         INFO(from.name(), " to ", to.name());
         const std::string path = folder / text("pair ", i);
         const bool wrote = on_ranks(from.mesh, [&](TestRank& me) {

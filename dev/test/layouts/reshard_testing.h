@@ -15,9 +15,11 @@
 #include "llmc/base/rng.h"
 #include "llmc/base/stream.h"
 #include "llmc/io/forwarding_files_testing.h"
+#include "llmc/kernels/optim/master_halves.cuh"
 #include "llmc/mesh/element_home_testing.h"
 #include "llmc/model/field_values_testing.h"
 #include "llmc/process/on_ranks_testing.h"
+#include "llmc/run/options/option_names.h"
 #include "llmc/run/save_training_state_testing.h"
 #include "llmc/run/training_state.h"
 
@@ -32,7 +34,7 @@ struct Case {
     MeshShape mesh;
     int zero = 0;
     bool tied = true;
-    bool masters = rounded_parameters;
+    MasterWeights masters = rounded_parameters ? MasterWeights::fp32 : MasterWeights::none;
     bool interleaved = false;            // two chunks a stage, where there are enough layers
     int kv_heads = 0;                    // with six heads; 0: no grouped queries
     bool deals = false;                  // matrices whole to ZeRO ranks, as for Muon
@@ -43,7 +45,7 @@ struct Case {
     std::string name() const {
         return text("pp ", mesh.pp, ", dp ", mesh.dp, ", cp ", mesh.cp, ", tp ", mesh.tp, ", zero ", zero,
                     mesh.zero_group > 0 ? text(" in groups of ", mesh.zero_group) : "", tied ? "" : ", untied",
-                    masters ? ", masters" : "", interleaved ? ", interleaved" : "",
+                    text(", masters ", name_of(masters)), interleaved ? ", interleaved" : "",
                     kv_heads > 0 ? text(", kv heads ", kv_heads) : "", deals ? ", matrices dealt out" : "",
                     field != nullptr ? text(", ", field->name, " ", value) : "",
                     llama ? text(", Llama with norm ", static_cast<int>(*llama)) : "",
@@ -77,13 +79,18 @@ inline StageUnits stage_of(const Case& c, int stage) {
     return units;
 }
 
-enum class Kind { master, m, v, momentum };   // without masters, the first is the parameter
+enum class Kind { master, m, v, momentum, lower };   // without masters, the first is the parameter
 
 inline float value_of(Kind kind, const ParamInfo& info, std::int64_t element) {
     if (element >= info.exported_elements()) return 0;   // padding
     const std::uint64_t bits =
         mix64(name_hash(info.name) + static_cast<std::uint64_t>(element) * 4 + static_cast<std::uint64_t>(kind));
     return static_cast<float>(bits >> 40) * 0x1p-23f - 1;
+}
+
+template <class T>
+T kept(float value) {
+    return sizeof(T) == 2 ? static_cast<T>(round_half_away(value)) : static_cast<T>(value);
 }
 
 // One rank's part of the state, and its expected content.
@@ -143,8 +150,8 @@ public:
         std::uint64_t bytes = 0;
         for (const TensorLayout& place : storage_.tensors()) {
             for (const OwnedRange& range : storage_.exported_ranges(place, StateKind::parameters)) {
-                bytes +=
-                    static_cast<std::uint64_t>(range.length) * (states_[0].is_weights ? sizeof(float) : sizeof(floatX));
+                bytes += static_cast<std::uint64_t>(range.length) *
+                         (states_[0].name == "m" ? sizeof(floatX) : sizeof(float));
             }
             const std::uint64_t states = table_[place.param].is_matrix() ? 3 : 2;
             for (const OwnedRange& range : storage_.exported_ranges(place, StateKind::optimizer)) {
@@ -166,10 +173,13 @@ private:
     void for_states(Visit&& visit) const {
         visit(parameters_, Kind::master);
         for (const OptimizerState& state : states_) {
-            visit(state.values, state.is_weights           ? Kind::master
-                                : state.name == "m"        ? Kind::m
-                                : state.name == "momentum" ? Kind::momentum
-                                                           : Kind::v);
+            with_gradient_type<bf16>(state.type, [&]<class T> {
+                visit(state.values.as<T>(), state.is_weights           ? Kind::master
+                                            : state.is_lower_half      ? Kind::lower
+                                            : state.name == "m"        ? Kind::m
+                                            : state.name == "momentum" ? Kind::momentum
+                                                                       : Kind::v);
+            });
         }
     }
     template <class T>
@@ -183,7 +193,9 @@ private:
         std::vector<T> values(static_cast<std::size_t>(storage_.padded_elements(place, state.state())),
                               static_cast<T>(0.0f));
         for (const auto& [element, local] : homes(place, state.state(), here)) {
-            values[static_cast<std::size_t>(local)] = static_cast<T>(value_of(kind, info, element));
+            const float value = value_of(kind == Kind::lower ? Kind::master : kind, info, element);
+            values[static_cast<std::size_t>(local)] =
+                kind == Kind::lower ? static_cast<T>(lower_half(value)) : kept<T>(value);
         }
         return values;
     }

@@ -61,8 +61,9 @@ struct UpdateFactors {
 };
 
 // Values that a rule reads and writes for an element. A direction is neither a weight nor a gradient: it is read in
-// place of the gradient without being clipped, and written in place of the weight, rounded to nearest.
-enum : unsigned { reads_w = 1, reads_m = 2, reads_v = 4, reads_g = 8, is_direction = 16 };
+// place of the gradient without being clipped, and written in place of the weight, rounded to nearest. Of a rule with
+// has_moments m and v may be bf16.
+enum : unsigned { reads_w = 1, reads_m = 2, reads_v = 4, reads_g = 8, is_direction = 16, has_moments = 32 };
 
 __device__ __forceinline__ void adam_moments(float& m, float& v, float g, const UpdateFactors& f) {
     m = fmaf(f.beta1, m, (1.0f - f.beta1) * g);
@@ -73,7 +74,8 @@ __device__ __forceinline__ float adam_change(float w, float m, float v, float de
 }
 
 struct AdamW {
-    static constexpr unsigned reads = reads_w | reads_m | reads_v | reads_g, writes = reads_w | reads_m | reads_v;
+    static constexpr unsigned reads = has_moments | reads_w | reads_m | reads_v | reads_g,
+                              writes = reads_w | reads_m | reads_v;
     static constexpr bool has_ratio = false;
     __device__ static void update(float& w, float& m, float& v, float g, float decay, float, const UpdateFactors& f) {
         adam_moments(m, v, g, f);
@@ -82,7 +84,7 @@ struct AdamW {
 };
 
 struct Sgd {
-    static constexpr unsigned reads = reads_w | reads_m | reads_g, writes = reads_w | reads_m;
+    static constexpr unsigned reads = has_moments | reads_w | reads_m | reads_g, writes = reads_w | reads_m;
     static constexpr bool has_ratio = false;
     __device__ static void update(float& w, float& m, float&, float g, float decay, float, const UpdateFactors& f) {
         m = fmaf(f.beta1, m, g);
@@ -91,7 +93,7 @@ struct Sgd {
 };
 
 struct Lars {
-    static constexpr unsigned reads = reads_w | reads_m | reads_g, writes = reads_w | reads_m;
+    static constexpr unsigned reads = has_moments | reads_w | reads_m | reads_g, writes = reads_w | reads_m;
     static constexpr bool has_ratio = true;
     __device__ static float change(float, float, float, float g, float, const UpdateFactors&) { return g; }
     __device__ static float ratio(const TensorNorms& norms, float decay, const UpdateFactors& f) {
@@ -106,7 +108,7 @@ struct Lars {
 };
 
 struct LambMoments {   // LAMB's first half: its ratio is known after it
-    static constexpr unsigned reads = reads_m | reads_v | reads_g, writes = reads_m | reads_v;
+    static constexpr unsigned reads = has_moments | reads_m | reads_v | reads_g, writes = reads_m | reads_v;
     static constexpr bool has_ratio = false;
     __device__ static void update(float&, float& m, float& v, float g, float, float, const UpdateFactors& f) {
         adam_moments(m, v, g, f);
@@ -114,7 +116,7 @@ struct LambMoments {   // LAMB's first half: its ratio is known after it
 };
 
 struct Lamb {
-    static constexpr unsigned reads = reads_w | reads_m | reads_v, writes = reads_w;
+    static constexpr unsigned reads = has_moments | reads_w | reads_m | reads_v, writes = reads_w;
     static constexpr bool has_ratio = true;
     __device__ static float change(float w, float m, float v, float, float decay, const UpdateFactors& f) {
         return adam_change(w, m, v, decay, f);
@@ -168,7 +170,7 @@ struct Average {   // m: the average
 };
 
 struct MuonMomentum {
-    static constexpr unsigned reads = reads_m | reads_g, writes = reads_m;
+    static constexpr unsigned reads = has_moments | reads_m | reads_g, writes = reads_m;
     static constexpr bool has_ratio = false;
     __device__ static void update(float&, float& m, float&, float g, float, float, const UpdateFactors& f) {
         m = fmaf(f.beta1, m, g);
@@ -176,7 +178,7 @@ struct MuonMomentum {
 };
 
 struct MuonDirection {
-    static constexpr unsigned reads = reads_m | reads_g, writes = is_direction;
+    static constexpr unsigned reads = has_moments | reads_m | reads_g, writes = is_direction;
     static constexpr bool has_ratio = true;
     __device__ static float change(float, float m, float, float g, float, const UpdateFactors& f) {
         return fmaf(f.beta1, m, g);

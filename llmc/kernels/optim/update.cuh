@@ -1,9 +1,9 @@
 // Updates weights by an optimizer's rule (rules.cuh), many tensors in one launch.
 //
-// g = gradient * norm->scale (clipping, read on the device). Moments are fp32. The weight w is the fp32 master where
-// there is one, rounded to nearest into the parameter; else the parameter itself: exact for fp32, rounded
-// stochastically for bf16 with random bits that are a function of (seed, step, tensor, global element), so every layout
-// rounds alike.
+// g = gradient * norm->scale (clipping, read on the device). The weight w is the fp32 master where there is one, whole
+// or in halves (master_halves.cuh), rounded half away from zero into the parameter; else the parameter itself: exact
+// for fp32, rounded stochastically for bf16. Moments are fp32, or bf16, rounded stochastically. Random bits are a
+// function of (seed, step, tensor, which of its values, global element), so every layout rounds alike.
 //
 // Values that differ from step to step (learning rate, number of the step and factors of these) are read on the device,
 // not passed as arguments: the launches of all steps are the same, as a graph needs.
@@ -27,6 +27,7 @@
 #include "llmc/kernels/global_norm.cuh"
 #include "llmc/kernels/global_span.h"
 #include "llmc/kernels/launch.cuh"
+#include "llmc/kernels/optim/master_halves.cuh"
 #include "llmc/kernels/optim/rules.cuh"
 #include "llmc/kernels/ordered_sum.cuh"
 #include "llmc/kernels/rows/block_table.cuh"
@@ -39,14 +40,14 @@ struct UpdateRange {
     Real* parameter;
     float* master;           // or null
     TypedPointer gradient;   // one type in all ranges of a table
-    float* m;
-    float* v;   // null if the rule has none
+    TypedPointer m, v;       // fp32 or bf16, one type in all ranges of a table; v null if the rule has none
     std::int64_t count;
     float weight_decay;             // 0 for tensors that do not decay
     std::uint64_t tensor_key = 0;   // hash of the tensor's name, for stochastic rounding
     GlobalSpan span = {};           // global elements of the range, for stochastic rounding
     float scale = 1;                // Muon
     int norms = -1;                 // index of the norms that the rule reads; -1: none, and its ratio is 1
+    bf16* lower = nullptr;          // lower halves of masters whose upper ones are the parameter; or null
     std::int64_t first_block = 0;   // filled by make_update_table
 };
 
@@ -110,6 +111,9 @@ __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t bits
     return static_cast<bf16>(__uint_as_float(u & 0xffff0000u));   // exact
 }
 
+// Values of an element that are rounded, each with random bits of its own.
+enum class RoundedValue : std::uint8_t { weight, m, v };
+
 // Rounds the local elements i .. i+7 of a range.
 __device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w, std::int64_t i, std::uint64_t key,
                                                             int step, const GlobalSpan& span) {
@@ -131,6 +135,46 @@ __device__ __forceinline__ Vec8<bf16> round_stochastically8(const Vec8<float>& w
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Masters in halves, eight at a time; on a GPU two in a word, as in vec.cuh
+
+__device__ __forceinline__ Vec8<bf16> round_half_away8(const Vec8<float>& x) {
+    Vec8<bf16> result;
+#ifdef __CUDACC__
+    auto two = [&](int k) { return __byte_perm(rounded_bits(x[k]), rounded_bits(x[k + 1]), 0x7632); };
+    result.values[0] = make_uint4(two(0), two(2), two(4), two(6));
+#else
+    for (int k = 0; k < 8; k++) result[k] = round_half_away(x[k]);
+#endif
+    return result;
+}
+__device__ __forceinline__ Vec8<bf16> lower_half8(const Vec8<float>& x) {
+    Vec8<bf16> result;
+#ifdef __CUDACC__
+    auto two = [&](int k) { return __byte_perm(__float_as_uint(x[k]), __float_as_uint(x[k + 1]), 0x5410); };
+    result.values[0] = make_uint4(two(0), two(2), two(4), two(6));
+#else
+    for (int k = 0; k < 8; k++) result[k] = lower_half(x[k]);
+#endif
+    return result;
+}
+__device__ __forceinline__ Vec8<float> joined8(const Vec8<bf16>& rounded, const Vec8<bf16>& lower) {
+    Vec8<float> result;
+#ifdef __CUDACC__
+    const uint4 upper = rounded.values[0], rest = lower.values[0];
+    const unsigned uppers[4] = {upper.x, upper.y, upper.z, upper.w}, rests[4] = {rest.x, rest.y, rest.z, rest.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const unsigned up = k % 2 == 0 ? uppers[k / 2] << 16 : uppers[k / 2] & 0xffff0000u;
+        const unsigned low = k % 2 == 0 ? rests[k / 2] << 16 : rests[k / 2];
+        result[k] = __uint_as_float(up + static_cast<unsigned>(static_cast<int>(low) >> 16));
+    }
+#else
+    for (int k = 0; k < 8; k++) result[k] = joined(rounded[k], lower[k]);
+#endif
+    return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // The update
 
 constexpr int kUpdateThreads = 256;
@@ -140,7 +184,19 @@ constexpr std::int64_t kUpdateBlock = static_cast<std::int64_t>(kUpdateThreads) 
 template <class Real>
 __device__ __forceinline__ Vec8<float> load_weights(const UpdateRange<Real>& range, std::int64_t i, Extent extent) {
     if (range.master) return load8(range.master, i, extent);
-    return to_floats(load8(range.parameter, i, extent));
+    const Vec8<Real> parameter = load8(range.parameter, i, extent);
+    if constexpr (std::is_same_v<Real, bf16>) {
+        if (range.lower) return joined8(parameter, load8(range.lower, i, extent));
+    }
+    return to_floats(parameter);
+}
+
+template <class Real>
+__device__ __forceinline__ Vec8<bf16> round_stochastically8(const UpdateRange<Real>& range, std::int64_t i,
+                                                            RoundedValue which, const Vec8<float>& x,
+                                                            const UpdateFactors& f) {
+    const std::uint64_t key = random_key(f.seed, range.tensor_key + static_cast<std::uint64_t>(which));
+    return round_stochastically8(x, i, key, f.step, range.span);
 }
 
 template <class Real>
@@ -148,27 +204,40 @@ __device__ __forceinline__ void store_weights(const UpdateRange<Real>& range, st
                                               const Vec8<float>& w, const UpdateFactors& f) {
     if (range.master) store8(range.master, i, extent, w);
     if constexpr (std::is_same_v<Real, bf16>) {
-        if (!range.master) {
-            const std::uint64_t key = random_key(f.seed, range.tensor_key);
-            store8(range.parameter, i, extent, round_stochastically8(w, i, key, f.step, range.span));
-            return;
+        if (range.master || range.lower) {
+            store8(range.parameter, i, extent, round_half_away8(w));
+            if (range.lower) store8(range.lower, i, extent, lower_half8(w));
+        } else {
+            store8(range.parameter, i, extent, round_stochastically8(range, i, RoundedValue::weight, w, f));
         }
+    } else {
+        store8(range.parameter, i, extent, w);
     }
-    store8(range.parameter, i, extent, round_to<Real>(w));
+}
+
+template <class Moment, class Real>
+__device__ __forceinline__ void store_moment(const UpdateRange<Real>& range, std::int64_t i, Extent extent,
+                                             RoundedValue which, const Vec8<float>& x, const UpdateFactors& f) {
+    auto* const moment = static_cast<Moment*>(which == RoundedValue::m ? range.m.data : range.v.data);
+    if constexpr (std::is_same_v<Moment, bf16>) {
+        store8(moment, i, extent, round_stochastically8(range, i, which, x, f));
+    } else {
+        store8(moment, i, extent, x);
+    }
 }
 
 // Values that a rule reads for eight elements.
 struct UpdatePiece {
     Vec8<float> w, m, v, g;
 };
-template <class Rule, class Grad, class Real>
+template <class Rule, class Grad, class Moment, class Real>
 __device__ __forceinline__ UpdatePiece load_piece(const UpdateRange<Real>& range, std::int64_t i, Extent extent,
                                                   float grad_scale) {
     // Loads the gradient last: if it is bf16, a GPU waits there for all earlier loads (see with_known_extent, which
     // would cost so many registers here that fewer threads had loads under way).
     UpdatePiece x = {};
-    if constexpr (Rule::reads & reads_m) x.m = load8(range.m, i, extent);
-    if constexpr (Rule::reads & reads_v) x.v = load8(range.v, i, extent);
+    if constexpr (Rule::reads & reads_m) x.m = to_floats(load8(static_cast<const Moment*>(range.m.data), i, extent));
+    if constexpr (Rule::reads & reads_v) x.v = to_floats(load8(static_cast<const Moment*>(range.v.data), i, extent));
     if constexpr (Rule::reads & reads_w) x.w = load_weights(range, i, extent);
     if constexpr (Rule::reads & (reads_g | is_direction)) {
         x.g = to_floats(load8(static_cast<const Grad*>(range.gradient.data), i, extent));
@@ -184,12 +253,12 @@ template <class Real>
 __device__ __forceinline__ Extent extent_of(const UpdateRange<Real>& range) {
     const std::uintptr_t addresses =
         reinterpret_cast<std::uintptr_t>(range.parameter) | reinterpret_cast<std::uintptr_t>(range.master) |
-        reinterpret_cast<std::uintptr_t>(range.gradient.data) | reinterpret_cast<std::uintptr_t>(range.m) |
-        reinterpret_cast<std::uintptr_t>(range.v);
+        reinterpret_cast<std::uintptr_t>(range.gradient.data) | reinterpret_cast<std::uintptr_t>(range.m.data) |
+        reinterpret_cast<std::uintptr_t>(range.v.data) | reinterpret_cast<std::uintptr_t>(range.lower);
     return {range.count, addresses % 16 == 0};
 }
 
-template <class Rule, class Real, class Grad>
+template <class Rule, class Real, class Grad, class Moment>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(const UpdateRange<Real>* ranges, int count, const UpdateFactors* of_step) {
     const UpdateFactors factors = *of_step;
@@ -204,19 +273,19 @@ __global__ void __launch_bounds__(kUpdateThreads)
     const BlockSpan span = span_of_block(range, blockIdx.x, kUpdateBlock);
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
-        UpdatePiece x = load_piece<Rule, Grad>(range, i, extent, grad_scale);
+        UpdatePiece x = load_piece<Rule, Grad, Moment>(range, i, extent, grad_scale);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             Rule::update(x.w[k], x.m[k], x.v[k], x.g[k], range.weight_decay, ratio, factors);
         }
-        if constexpr (Rule::writes & reads_m) store8(range.m, i, extent, x.m);
-        if constexpr (Rule::writes & reads_v) store8(range.v, i, extent, x.v);
+        if constexpr (Rule::writes & reads_m) store_moment<Moment>(range, i, extent, RoundedValue::m, x.m, factors);
+        if constexpr (Rule::writes & reads_v) store_moment<Moment>(range, i, extent, RoundedValue::v, x.v, factors);
         if constexpr (Rule::writes & reads_w) store_weights(range, i, extent, x.w, factors);
         if constexpr (Rule::writes & is_direction) store8(range.parameter, i, extent, round_to<Real>(x.w));
     }
 }
 
-template <class Rule, class Real, class Grad>
+template <class Rule, class Real, class Grad, class Moment>
 __global__ void __launch_bounds__(kUpdateThreads)
     norm_partials_kernel(double* partials, const UpdateRange<Real>* ranges, int count, const UpdateFactors* of_step) {
     const UpdateFactors factors = *of_step;
@@ -227,7 +296,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * 8;
     Vec8<double> weights = {}, changes = {};
     for (std::int64_t i = span.begin + threadIdx.x * 8; i < span.end; i += step) {
-        const UpdatePiece x = load_piece<Rule, Grad>(range, i, extent, grad_scale);   // zero past the end
+        const UpdatePiece x = load_piece<Rule, Grad, Moment>(range, i, extent, grad_scale);   // zero past the end
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const double w = static_cast<double>(x.w[k]);
@@ -261,6 +330,10 @@ template <class Real>
 UpdateTable<Real> make_update_table(Arena& arena, const std::string& name, std::vector<UpdateRange<Real>> ranges,
                                     cudaStream_t stream, bool norms) {
     require_one_type(ranges);
+    for (const UpdateRange<Real>& range : ranges) {
+        const bool alike = range.m.type == ranges.front().m.type && (!range.v.data || range.v.type == range.m.type);
+        ENSURE(alike, "moments of two types in one table");
+    }
     UpdateTable<Real> table;
     table.blocks = number_blocks(ranges, kUpdateBlock);
     table.ranges = std::move(ranges);
@@ -312,21 +385,34 @@ Launch update_launch(const UpdateTable<Real>& table, cudaStream_t stream) {
     where.reads(table.factors.data(), table.factors.bytes());
     if (step.norm) where.reads(step.norm, sizeof(GradNorm));
     for (const UpdateRange<Real>& range : table.ranges) {
-        const std::size_t floats = range.count * sizeof(float);
         if (Rule::reads & (reads_g | is_direction)) {
             where.reads(range.gradient.data, range.count * size_of(range.gradient.type));
         }
-        if (Rule::reads & reads_m) where.reads(range.m, floats);
-        if (Rule::reads & reads_v) where.reads(range.v, floats);
+        if (Rule::reads & reads_m) where.reads(range.m.data, range.count * size_of(range.m.type));
+        if (Rule::reads & reads_v) where.reads(range.v.data, range.count * size_of(range.v.type));
         if (Rule::reads & reads_w) {
             if (range.master)
-                where.reads(range.master, floats);
+                where.reads(range.master, range.count * sizeof(float));
             else
                 where.reads(range.parameter, range.count * sizeof(Real));
+            if (range.lower) where.reads(range.lower, range.count * sizeof(bf16));
         }
         if (range.norms >= 0 && step.norms) where.reads(step.norms + range.norms, sizeof(TensorNorms));
     }
     return where;
+}
+
+// Calls use.operator()<Grad, Moment>() with the types of a table's gradients and moments.
+template <class Rule, class Real, class Use>
+void with_types(const UpdateTable<Real>& table, Use&& use) {
+    const UpdateRange<Real>& first = table.ranges.front();
+    with_gradient_type<Real>(first.gradient.type, [&]<class Grad> {
+        if constexpr (Rule::reads & has_moments) {
+            with_gradient_type<bf16>(first.m.type, [&]<class Moment> { use.template operator()<Grad, Moment>(); });
+        } else {
+            use.template operator()<Grad, float>();
+        }
+    });
 }
 
 template <class Rule, class Real>
@@ -334,14 +420,14 @@ void update_weights(const UpdateTable<Real>& table, cudaStream_t stream) {
     if (table.blocks == 0) return;
     Launch where = update_launch<Rule>(table, stream);
     for (const UpdateRange<Real>& range : table.ranges) {
-        const std::size_t floats = range.count * sizeof(float);
-        if (Rule::writes & reads_m) where.writes(range.m, floats);
-        if (Rule::writes & reads_v) where.writes(range.v, floats);
+        if (Rule::writes & reads_m) where.writes(range.m.data, range.count * size_of(range.m.type));
+        if (Rule::writes & reads_v) where.writes(range.v.data, range.count * size_of(range.v.type));
         if (Rule::writes & (reads_w | is_direction)) where.writes(range.parameter, range.count * sizeof(Real));
-        if ((Rule::writes & reads_w) && range.master) where.writes(range.master, floats);
+        if ((Rule::writes & reads_w) && range.master) where.writes(range.master, range.count * sizeof(float));
+        if ((Rule::writes & reads_w) && range.lower) where.writes(range.lower, range.count * sizeof(bf16));
     }
-    with_gradient_type<Real>(table.ranges.front().gradient.type, [&]<class Grad> {
-        launch(update_kernel<Rule, Real, Grad>, where, table.device_ranges.data(),
+    with_types<Rule>(table, [&]<class Grad, class Moment> {
+        launch(update_kernel<Rule, Real, Grad, Moment>, where, table.device_ranges.data(),
                static_cast<int>(table.ranges.size()), table.factors.data());
     });
 }
@@ -352,9 +438,9 @@ void sum_norms(TensorNorms* norms, const UpdateTable<Real>& table, cudaStream_t 
     Launch squares = update_launch<Rule>(table, stream);
     squares.writes(table.partials.data(), table.partials.bytes());
     const int count = static_cast<int>(table.ranges.size());
-    with_gradient_type<Real>(table.ranges.front().gradient.type, [&]<class Grad> {
-        launch(norm_partials_kernel<Rule, Real, Grad>, squares, table.partials.data(), table.device_ranges.data(),
-               count, table.factors.data());
+    with_types<Rule>(table, [&]<class Grad, class Moment> {
+        launch(norm_partials_kernel<Rule, Real, Grad, Moment>, squares, table.partials.data(),
+               table.device_ranges.data(), count, table.factors.data());
     });
     Launch add{dim3(static_cast<unsigned>(count)), dim3(kOrderedSumThreads), 0, stream};
     add.reads(table.device_ranges.data(), table.device_ranges.bytes());

@@ -102,7 +102,9 @@ void check_adamw(bool masters, int step) {
         }
         Doubles master = tensors[i].master.values();
         check_close(master, r.w, r.w_error, what + " master");
-        for (double& x : master) x = rounded<Real>(x);
+        if (sizeof(Real) == 2) {
+            for (double& x : master) x = static_cast<double>(round_half_away(static_cast<float>(x)));
+        }
         CHECK(parameter == master);   // the parameter is the rounded master, exactly
     }
 }
@@ -134,12 +136,14 @@ TEST_CASE("adamw: which step it is, and its learning rate, are read on the devic
     }
 }
 
-TEST_CASE("adamw: gradients of two types in one table are a bug, in the norm's table too") {
+TEST_CASE("adamw: gradients or moments of two types in one table are a bug, in the norm's table too") {
     KernelTest test;
     auto wide = test.tensor<float>(Doubles(8, 1.0)), m = test.tensor<float>(Doubles(8, 0.0));
     auto narrow = test.tensor<bf16>(Doubles(8, 1.0)), w = test.tensor<bf16>(Doubles(8, 1.0));
     UpdateRange<bf16> first{w.data(), nullptr, wide.data(), m.data(), m.data(), 8, 0.0f}, second = first;
     second.gradient = narrow.data();
+    CHECK_THROWS_AS(make_update_table<bf16>(test.arena, "test/adam", {first, second}, test.stream), Error);
+    second = first, second.v = narrow.data();
     CHECK_THROWS_AS(make_update_table<bf16>(test.arena, "test/adam", {first, second}, test.stream), Error);
     CHECK_THROWS_AS(make_norm_table(test.arena, "test/norm", {{wide.data(), 8}, {narrow.data(), 8}}, test.stream),
                     Error);
@@ -378,4 +382,158 @@ TEST_CASE_TEMPLATE("local steps: a block with a value that is not finite gives n
         CHECK(std::isfinite(found[4]) == (bad == 0.0));
         CHECK(found[299] == 0.0);   // of the other block
     }
+}
+
+TEST_CASE("update: halves of a master give it back, and the upper one is the nearest bf16, of two the larger") {
+    std::vector<std::uint32_t> lower{0, 1, 0x1234, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xedcb, 0xfffe, 0xffff};
+    int wrong = 0, far = 0;
+    for (std::uint32_t upper = 0; upper < 0x10000; upper++) {
+        for (const std::uint32_t rest : lower) {
+            const float x = std::bit_cast<float>(upper << 16 | rest);
+            const bf16 rounded = round_half_away(x);
+            if (std::isnan(x)) {
+                wrong += !std::isnan(joined(rounded, lower_half(x)));
+                continue;
+            }
+            wrong += std::bit_cast<std::uint32_t>(joined(rounded, lower_half(x))) != std::bit_cast<std::uint32_t>(x);
+            if (std::isinf(static_cast<float>(rounded))) continue;   // beyond the largest, as to nearest
+            const double below = static_cast<double>(std::bit_cast<float>(upper << 16)), value = static_cast<double>(x),
+                         found = static_cast<double>(static_cast<float>(rounded)),
+                         above = 2 * std::abs(value - below) - std::abs(found - below);   // 0 at a tie, if rounded up
+            const double step = std::abs(static_cast<double>(std::bit_cast<float>((upper << 16) + 0x10000)) - below);
+            far += std::abs(found - value) > step / 2 || (rest == 0x8000 && above != 0);
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(far == 0);
+}
+
+TEST_CASE_TEMPLATE("update: masters in halves are whole ones to the bit, step after step", Rule, AdamW, Sgd) {
+    KernelTest test;
+    const std::size_t counts[] = {5, 0, 8192, 20000, 8193};
+    std::vector<UpdateRange<bf16>> whole, halves;
+    std::vector<TestTensor<bf16>> parameters[2], lower;
+    std::vector<TestTensor<float>> masters, moments[2], squares[2];
+    for (std::size_t i = 0; i < std::size(counts); i++) {
+        const std::size_t n = counts[i], shift = i == 3 ? 1 : 0;
+        const Doubles w = random_values<bf16>(n, 0.1, 10 * i);   // as a run begins
+        const TypedPointer gradient = test.random<float>(n, 0.02, 10 * i + 3, shift).data();
+        masters.push_back(test.tensor<float>(w, shift));
+        lower.push_back(test.tensor<bf16>(Doubles(n, 0.0), shift));
+        for (int k = 0; k < 2; k++) {
+            parameters[k].push_back(test.tensor<bf16>(w, shift));
+            moments[k].push_back(test.tensor<float>(Doubles(n, 0.0), shift));
+            squares[k].push_back(test.tensor<float>(Doubles(n, 0.0)));
+        }
+        UpdateRange<bf16> range{parameters[0][i].data(),
+                                masters[i].data(),
+                                gradient,
+                                moments[0][i].data(),
+                                squares[0][i].data(),
+                                static_cast<std::int64_t>(n),
+                                0.1f};
+        whole.push_back(range);
+        range.parameter = parameters[1][i].data(), range.m = moments[1][i].data(), range.v = squares[1][i].data();
+        range.master = nullptr, range.lower = lower[i].data();
+        halves.push_back(range);
+    }
+    auto whole_table = test.keep(make_update_table<bf16>(test.arena, "test/whole", whole, test.stream));
+    auto halves_table = test.keep(make_update_table<bf16>(test.arena, "test/halves", halves, test.stream));
+    int differ = 0, nonzero = 0;
+    for (int step = 1; step <= 4; step++) {
+        for (auto* table : {&whole_table, &halves_table}) {
+            set_update_step(*table, UpdateStep{1e-3f, 0.9f, 0.95f, 1e-8f, step}, test.stream);
+            update_weights<Rule>(*table, test.stream);
+        }
+        for (std::size_t i = 0; i < std::size(counts); i++) {
+            CHECK(same_bits(parameters[0][i].raw(), parameters[1][i].raw()));
+            const auto upper = parameters[1][i].raw(), rest = lower[i].raw();
+            const auto master = masters[i].raw();
+            for (std::size_t k = 0; k < master.size(); k++) {
+                differ +=
+                    std::bit_cast<std::uint32_t>(joined(upper[k], rest[k])) != std::bit_cast<std::uint32_t>(master[k]);
+                nonzero += std::bit_cast<std::uint16_t>(rest[k]) != 0;
+            }
+        }
+    }
+    CHECK(differ == 0);
+    CHECK(nonzero > 100000);
+}
+
+namespace {
+
+// Parameters and moments after one step of AdamW on elements first .. end of 20,000.
+template <class Real, class Moment>
+struct Moments {
+    Moments(std::size_t first, std::size_t end, double beta2 = 0.95, bool equal = false) {
+        KernelTest test;
+        auto piece = [&](Doubles all) {
+            for (double& x : all) x = rounded<bf16>(x);
+            return Doubles(all.begin() + static_cast<std::ptrdiff_t>(first),
+                           all.begin() + static_cast<std::ptrdiff_t>(end));
+        };
+        const std::size_t n = 20000;
+        Doubles squares = random_values<float>(n, 0.01, 2);
+        for (double& x : squares) x *= x;
+        auto weights = test.tensor<Real>(piece(random_values<float>(n, 0.1, 1)));
+        auto masters = test.tensor<float>(weights.values());
+        auto m = test.tensor<Moment>(piece(equal ? squares : random_values<float>(n, 0.01, 3)));
+        auto v = test.tensor<Moment>(piece(squares));
+        auto gradient = test.tensor<float>(equal ? Doubles(end - first, 1.0) : piece(random_values<float>(n, 0.02, 4)));
+        const UpdateRange<Real> range{.parameter = weights.data(),
+                                      .master = sizeof(Real) == 2 ? masters.data() : nullptr,
+                                      .gradient = gradient.data(),
+                                      .m = m.data(),
+                                      .v = v.data(),
+                                      .count = static_cast<std::int64_t>(end - first),
+                                      .weight_decay = 0.1f,
+                                      .tensor_key = 9,
+                                      .span = GlobalSpan{static_cast<std::int64_t>(first)}};
+        auto table = make_update_table<Real>(test.arena, "test/moments", {range}, test.stream);
+        set_update_step(table, {1e-3f, 0.9f, static_cast<float>(beta2), 1e-8f, 7, 5}, test.stream);
+        update_weights<AdamW>(table, test.stream);
+        parameter = weights.raw(), first_moment = m.raw(), second_moment = v.raw();
+    }
+
+    std::vector<Real> parameter;
+    std::vector<Moment> first_moment, second_moment;
+};
+
+// Expects neighbours of the exact values, and a mean error within five deviations.
+void check_rounded(const std::vector<bf16>& found, const std::vector<float>& exact) {
+    double error = 0, variance = 0;
+    int far = 0, farther = 0;
+    for (std::size_t i = 0; i < exact.size(); i++) {
+        const auto bits = std::bit_cast<std::uint32_t>(exact[i]);
+        const double low = static_cast<double>(std::bit_cast<float>(bits & 0xffff0000u)),
+                     high = static_cast<double>(std::bit_cast<float>((bits & 0xffff0000u) + 0x10000u)),
+                     value = static_cast<double>(static_cast<float>(found[i])), x = static_cast<double>(exact[i]);
+        far += value != low && value != high;
+        farther += std::abs(value - x) > std::abs(high - low) / 2;
+        error += value - x, variance += (x - low) * (high - x);
+    }
+    CHECK(far == 0);
+    CHECK(farther > static_cast<int>(exact.size()) / 8);   // a quarter takes the farther neighbour
+    CHECK(std::abs(error) < 5 * std::sqrt(variance));
+}
+
+}   // namespace
+
+TEST_CASE_TEMPLATE("update: bf16 moments are those of fp32 rounded to a neighbour, right on average", Real, bf16,
+                   float) {
+    const Moments<Real, bf16> narrow(0, 20000);
+    const Moments<Real, float> exact(0, 20000);
+    CHECK(same_bits(narrow.parameter, exact.parameter));   // the step is taken before moments are rounded
+    check_rounded(narrow.first_moment, exact.first_moment);
+    check_rounded(narrow.second_moment, exact.second_moment);
+}
+
+TEST_CASE("update: the rounding of moments depends on the global element and on which moment it is") {
+    const Moments<bf16, bf16> whole(0, 20000), piece(777, 3000), equal(0, 20000, 0.9, true);
+    auto part = [](const std::vector<bf16>& all) { return std::vector<bf16>(all.begin() + 777, all.begin() + 3000); };
+    CHECK(same_bits(part(whole.first_moment), piece.first_moment));
+    CHECK(same_bits(part(whole.second_moment), piece.second_moment));
+    CHECK_FALSE(same_bits(equal.first_moment, equal.second_moment));
+    const Moments<bf16, float> exact(0, 20000, 0.9, true);
+    CHECK(same_bits(exact.first_moment, exact.second_moment));
 }

@@ -48,7 +48,75 @@ TEST_CASE("trainer: a checkpoint brings back every bit of weights, moments, mast
     };
     const std::vector<OptimizerState>& states = saved.step->optimizer().states();
     CHECK(states.size() == (sizeof(floatX) == 2 ? 3 : 2));
-    for (const OptimizerState& kept : states) same(kept.values, loaded.step->optimizer().state(kept.name));
+    for (const OptimizerState& kept : states) same(kept.values.as<float>(), loaded.step->optimizer().state(kept.name));
+}
+
+#if defined(PRECISION_BF16)
+TEST_CASE(
+    "trainer: whole masters go on as halves and halves as whole ones, to the bit, with averages that begin there") {
+    auto use = [](TestRun& run, MasterWeights masters, float ema) {
+        run.options.master_weights = masters, run.options.ema = ema, run.options.stop_after = 4;
+        run.use(OptimizerKind::adamw);
+    };
+    TestRun all;
+    use(all, MasterWeights::fp32, 0);
+    all.train(real_files());
+    const MasterWeights kinds[] = {MasterWeights::fp32, MasterWeights::compact};
+    std::vector<std::vector<float>> averages;
+    for (const MasterWeights first : kinds) {
+        for (const MasterWeights second : kinds) {
+            TestRun cut, rest;
+            use(cut, first, 0);
+            cut.options.stop_after = 2;
+            cut.train(real_files());
+            use(rest, second, 0.5f);
+            rest.train(real_files(), cut.output / checkpoint_name(2));
+            CHECK(rest.weights() == all.weights());
+            averages.push_back(download_tensor(rest.step->optimizer().state("ema"),
+                                               rest.model.table().index("wte.weight"), rest.stream.get()));
+            CHECK(averages.back() == averages.front());
+        }
+    }
+    TestRun halves, none;
+    use(halves, MasterWeights::compact, 0);
+    halves.train(real_files());
+    use(none, MasterWeights::none, 0);
+    CHECK_THROWS_WITH_AS(none.load(real_files(), halves.output / checkpoint_name(4)),
+                         doctest::Contains("the run was saved with master weights"), Error);
+}
+#endif
+
+TEST_CASE("trainer: moments go on in the type of the run that resumes, to nearest from fp32 and exact from bf16") {
+    auto use = [](TestRun& run, DType moments) {
+        run.options.moments = moments;
+        run.use(OptimizerKind::adamw);
+    };
+    auto values = [](TestRun& run, const char* state, DType type) {
+        return with_gradient_type<bf16>(type, [&]<class T> {
+            return download_tensor(run.step->optimizer().buffers(state).as<T>(), run.model.table().index("wte.weight"),
+                                   run.stream.get());
+        });
+    };
+    const DType types[] = {DType::fp32, DType::bf16};
+    for (const DType saved : types) {
+        TestRun run;
+        use(run, saved);
+        run.options.stop_after = 2;
+        run.train(real_files());
+        for (const DType kept : types) {
+            TestRun resumed;
+            use(resumed, kept);
+            resumed.load(real_files(), run.output / checkpoint_name(2));
+            CHECK(resumed.weights() == run.weights());
+            for (const char* state : {"m", "v"}) {
+                std::vector<float> expected = values(run, state, saved);
+                if (kept == DType::bf16) {
+                    for (float& x : expected) x = static_cast<float>(static_cast<bf16>(x));
+                }
+                CHECK(values(resumed, state, kept) == expected);
+            }
+        }
+    }
 }
 
 TEST_CASE("trainer: a run of another optimizer is resumed with new moments only, which count from there") {

@@ -36,6 +36,15 @@ struct EnumNames<OptimizerKind> {
 };
 
 template <>
+struct EnumNames<MasterWeights> {
+    static constexpr EnumName<MasterWeights> list[]{{"0", MasterWeights::none},
+                                                    {"1", MasterWeights::fp32},
+                                                    {"compact", MasterWeights::compact},
+                                                    {"false", MasterWeights::none},
+                                                    {"true", MasterWeights::fp32}};
+};
+
+template <>
 struct EnumNames<MuonCoefficients> {
     static constexpr EnumName<MuonCoefficients> list[]{{"simple", MuonCoefficients::simple},
                                                        {"quintic", MuonCoefficients::quintic},

@@ -18,8 +18,9 @@ void check_local_steps(const Options& o) {
               "Give the number of neighbouring ranks of dp x cp that train together; 1: each by itself.");
     refuse_if(o.zero_group % o.cp != 0, text(given, " --zero-group ", o.zero_group, " --cp ", o.cp),
               "A group must have whole sequences: give a multiple of --cp.");
-    refuse_if(sizeof(floatX) < sizeof(float) && !o.master_weights, text(given, " --master-weights 0"),
-              "The groups' weights are averaged in fp32: leave --master-weights out.");
+    refuse_if(sizeof(floatX) < sizeof(float) && o.master_weights != MasterWeights::fp32,
+              text(given, " --master-weights ", name_of(o.master_weights)),
+              "The groups' weights are averaged in fp32: give --master-weights 1.");
     refuse_if(o.local.fragments > o.local.every, text(given, " --outer-fragments ", o.local.fragments),
               "One fragment takes its outer step after a step: give at most as many as there are local steps.");
     refuse_if(o.local.delay >= o.local.every, text(given, " --outer-delay ", o.local.delay),

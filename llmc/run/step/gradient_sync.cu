@@ -102,8 +102,9 @@ void GradientSync::drop_errors(const GradNorm* norm) {
             state.values.zero(stage_.stream());
             continue;
         }
+        const ModelState<float> errors = state.values.as<float>();
         for (std::size_t slot = 0; slot < stage_.storage().units().size(); slot++) {
-            const DeviceBuffer<float> unit = state.values.unit(static_cast<int>(slot));
+            const DeviceBuffer<float> unit = errors.unit(static_cast<int>(slot));
             drop_error(unit.data(), static_cast<std::int64_t>(unit.size()), &norm->skip, stage_.stream());
         }
     }
@@ -169,7 +170,7 @@ std::vector<std::string> GradientSync::about_resumed(const FileSystem& files, co
                                                      bool reset) const {
     std::vector<std::string> words;
     const ParamTable& table = stage_.table();
-    const bool kept = holds_state(files, checkpoint, table, kDelayedGradient);
+    const bool kept = saved_type(files, checkpoint, table, kDelayedGradient).has_value();
     if (kept && (staleness_ == 0 || reset)) {
         words.push_back(text("the gradients of step ", step, ", which --staleness 1 kept for the next, are left out"));
     } else if (!kept && staleness_ > 0) {

@@ -178,8 +178,10 @@ ReplicaHashes replica_hashes(const TrainedTensors& tensors, cudaStream_t stream)
     add(whose + "parameter", tensors.parameters, tensors.parameters.state());
     for (const OptimizerState& state : tensors.states) {
         if (state.of_sum) continue;   // no two should have the same
-        add(state.outer ? state.name : whose + state.name, state.values,
-            state.delayed ? StateKind::optimizer : state.values.state());
+        with_gradient_type<bf16>(state.type, [&]<class T> {
+            add(state.outer ? state.name : whose + state.name, state.values.as<T>(),
+                state.delayed ? StateKind::optimizer : state.values.state());
+        });
     }
     for (const auto& [name, hashes] : groups) {
         result.groups +=
