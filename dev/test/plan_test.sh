@@ -38,7 +38,7 @@ if command -v python3 >/dev/null; then
     python3 - "$work/json" >"$work/figures" <<'END'
 import json, sys
 plan = json.load(open(sys.argv[1]))
-for name in ("parameters", "exported_parameters", "tokens", "step_seconds", "tokens_per_second", "mfu", "days", "gpu_hours", "cost"):
+for name in ("parameters", "exported_parameters", "tokens", "step_seconds", "tokens_per_second", "mfu", "days", "gpu_hours", "cost", "energy_kwh"):
     print(name, repr(plan[name]))
 print("first_stage_bytes", plan["memory"][0]["bytes"])
 print("fewest", plan["fewest_devices"])
@@ -46,7 +46,7 @@ print("lines", sum(plan["memory"][0]["lines"].values()) >= plan["memory"][0]["by
 print("limits", len(plan["limits"]), all(set(limit) == {"what", "share", "relief"} for limit in plan["limits"]))
 print("groups", *sorted(group["name"] for group in plan["groups"] if group["bytes"] > 0))
 END
-    check "the JSON has its members" test "$(wc -l <"$work/figures")" -eq 14
+    check "the JSON has its members" test "$(wc -l <"$work/figures")" -eq 15
     figure() { sed -n "s/^$1 //p" "$work/figures"; }
     cp "$work/text" "$work/out"
     near "parameters" "$(said 'parameters: ([0-9]+) with.*')" "$(figure parameters)"
@@ -57,6 +57,7 @@ END
     near "days" "$(said 'time: ([^ ]+) days.*')" "$(figure days)"
     near "GPU-hours" "$(said '.* days, ([^ ]+) GPU-hours.*')" "$(figure gpu_hours)"
     near "money" "$(said '.* GPU-hours, ([^ ]+) at .*')" "$(figure cost)"
+    near "energy is hours times 700 W" "$(figure energy_kwh)" "$(awk -v h="$(figure gpu_hours)" 'BEGIN { print 0.7 * h }')"
     near "money is hours times price" "$(figure cost)" "$(awk -v h="$(figure gpu_hours)" 'BEGIN { print 2.5 * h }')"
     [ "$(figure fewest)" = 1 ] && [ "$(figure lines)" = True ] && [ "$(figure limits)" = "3 True" ] && [ "$(figure groups)" = "all dp pp" ]
     verdict $? "members of the JSON: $(cat "$work/figures")"
@@ -101,6 +102,10 @@ verdict $? "the parts of a step make the step: $(cat "$work/out")"
 hours=$(said '.*, ([0-9.]+) to [0-9.]+ GPU-hours.*') most=$(said '.*, [0-9.]+ to ([0-9.]+) GPU-hours.*')
 awk -v a="$hours" -v b="$most" 'BEGIN { exit !(a > 0 && b / a > 1.89 && b / a < 1.93) }'
 verdict $? "GPU-hours from the best case to 1.91 times as many: $hours to $most"
+kwh=$(said 'energy: at most ([0-9.]+) kWh, with every GPU at its power limit of 700 W .*')
+awk -v e="${kwh:-0}" -v h="$most" 'BEGIN { exit !(e > 0 && e / (0.7 * h) > 0.98 && e / (0.7 * h) < 1.02) }'
+verdict $? "energy is the most GPU-hours times 0.7 kW: $kwh of $most: $(grep ^energy "$work/out")"
+expect 0 "GPU at its power limit of 450 W" "${short[@]}" --gpu rtx4090 --verbose 1
 expect 0 "warning: communication shows" "${short[@]}" --link-intra 0.1,10
 expect 0 "Times are 2 times the best case: --efficiency 0.5." "${short[@]}" --tokens 20x --efficiency 0.5
 half=$(said '.*, ([0-9.]+) GPU-hours.*')
@@ -240,7 +245,7 @@ awk -v link="$(in_machine "$work/machine2" intra)" -v all_reduce="$reduced" 'BEG
 verdict $? "no link is faster than an all-reduce: $(in_machine "$work/machine2" intra), $reduced GB/s"
 expect 0 "to 1.18 times the planned step, median 1.11: 3 runs of this program" \
     "$train_gpt" plan "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
-grep -q "^layout: 2 devices" "$work/out"
+grep -q "^layout: 2 devices" "$work/out" && ! grep -q "^energy" "$work/out"
 verdict $? "a plan for the measured machine: $(cat "$work/out")"
 expect 0 "2 rank(s), matmuls of 64 rows, attention of 2 x 32 tokens, 2 heads of 16" "$train_gpt" plan --verbose 1 "${run[@]}" --vocab-size 257 --dp 2 --total-batch 128 --machine "$work/machine2"
 expect 0 "5/5 | loss" "$train_gpt" "${run[@]}" "${data[@]}" --max-steps 5 -o "$work/run"

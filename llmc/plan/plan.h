@@ -53,6 +53,9 @@ struct Plan {
     double mfu() const;
     double seconds() const { return tokens / tokens_per_second(); }
     double device_hours() const { return devices() * seconds() / 3600; }
+    double energy_kwh() const {
+        return 1e-3 * machine.watts * device_hours();
+    }   // at most, of the devices; 0: not known
 };
 
 constexpr double kAllowedIdle = 0.2;   // share of the time for the bubble, and for communication, without a warning

@@ -106,6 +106,14 @@ std::string speed_line(const Plan& plan) {
         plan.tokens_per_second(), 100 * plan.mfu(), 1e-12 * plan.machine.mfu_peak());
 }
 
+std::string energy_line(const Plan& plan) {
+    const double kwh = plan.energy_kwh() * plan.range.most;
+    if (kwh == 0) return "";
+    const std::string amount = kwh < 1000 ? figure(kwh) + " kWh" : figure(1e-3 * kwh) + " MWh";
+    return text("energy: at most ", amount, ", with every GPU at its power limit of ", figure(plan.machine.watts),
+                " W (data sheet) until the late end; hosts, network and cooling not included\n");
+}
+
 std::string warning_lines(const Plan& plan) {
     std::string lines;
     for (const std::string& warning : plan.warnings) lines += "warning: " + warning + "\n";
@@ -193,10 +201,11 @@ std::string long_text(const Plan& plan) {
     out += speed_line(plan);
     out += formatted("time: %.4g days, %.4g GPU-hours", plan.seconds() / kSecondsPerDay, plan.device_hours());
     if (o.plan.price > 0) out += formatted(", %.4g at %g each", plan.device_hours() * o.plan.price, o.plan.price);
+    out += "\n" + energy_line(plan);
     const Failures failures = failures_of(plan);
     const double interval = best_checkpoint_interval(failures);
     out += formatted(
-        "\nfailures: one in %.4g hours (one per %.0f GPU-hours); a checkpoint every %.0f s is best, and then "
+        "failures: one in %.4g hours (one per %.0f GPU-hours); a checkpoint every %.0f s is best, and then "
         "%.2f%% of the time is lost\n",
         failures.between_seconds / 3600, kGpuHoursPerFailure, interval, 100 * wasted_share(failures, interval));
     return out + warning_lines(plan) + limit_lines(plan, 0);
@@ -229,7 +238,7 @@ std::string plan_headline(const Plan& plan) {
 std::string plan_text(const Plan& plan) {
     if (plan.run.options.plan.verbose) return "\n" + long_text(plan);
     return "\n" + layout_line(plan) + fullest_memory(plan) + parts_of_step(plan) + form_line(plan) + speed_line(plan) +
-           limit_lines(plan, 0.05) + warning_lines(plan);
+           energy_line(plan) + limit_lines(plan, 0.05) + warning_lines(plan);
 }
 
 std::string plan_json(const Plan& plan) {
@@ -275,6 +284,7 @@ std::string plan_json(const Plan& plan) {
                                  {"days", plan.seconds() / kSecondsPerDay},
                                  {"gpu_hours", plan.device_hours()},
                                  {"cost", price > 0 ? Json(plan.device_hours() * price) : Json()},
+                                 {"energy_kwh", plan.machine.watts > 0 ? Json(plan.energy_kwh()) : Json()},
                                  {"range", to_json(plan.range)},
                                  {"warnings", Json::array(warnings)},
                                  {"limits", Json::array(limits)}}),

@@ -19,12 +19,14 @@ namespace {
 // device, read and written (NVIDIA/nccl issue 1264); without a published figure, H100's share of its data sheet (0.77).
 // Links inside a node: bus bandwidth of an all-reduce, without in-switch reductions, which this program turns off
 // (stas00/ml-engineering, network/benchmarks/results/all-reduce-8xH200.md; A100: NVIDIA/nccl-tests issue 149). Links
-// between nodes: one 400 Gbit/s card per GPU carries 43 GB/s (deepseek-ai/DeepEP, README), 200 Gbit/s half.
+// between nodes: one 400 Gbit/s card per GPU carries 43 GB/s (deepseek-ai/DeepEP, README), 200 Gbit/s half. Watts: the
+// highest power in NVIDIA's data sheets (H100, H200, A100 and B200 as SXM); GH200's includes its CPU and memory,
+// GB200's and GB300's are the GPU's alone.
 struct Gpu {
     const char *name, *device, *source;   // `device`: beginning of the name that CUDA gives it
     double matmul_tflops, copy_gbs, memory_gib;
     int multiprocessors;
-    double intra_gbs, inter_gbs;
+    double intra_gbs, inter_gbs, watts;
     bool measured = true;   // its matmuls; else estimated from data sheets
     int devices_per_node = 8;
 };
@@ -34,24 +36,24 @@ constexpr const char* kCard =
     "estimated: the data sheet's peaks times the shares of them that an H100 reaches; links: PCIe, guessed";
 constexpr Gpu kGpus[] = {
     {"H100", "NVIDIA H100", "matmul: ml-engineering; copy: nccl issue 1264; links: ml-engineering, DeepEP", 794.5, 2573,
-     79.6, 132, 367.6, 43},
-    {"H200", "NVIDIA H200", kOfSameChip, 794.5, 3687, 140.4, 132, 367.6, 43},
+     79.6, 132, 367.6, 43, 700},
+    {"H200", "NVIDIA H200", kOfSameChip, 794.5, 3687, 140.4, 132, 367.6, 43, 700},
     {"GH200", "NVIDIA GH200", "matmul: ml-engineering; copy by H100's share of its data sheet", 828.6, 3687, 140.4, 132,
-     367.6, 43},
+     367.6, 43, 1000},
     {"B200", "NVIDIA B200", "matmul: ml-engineering; copy and links by H100's shares of data sheets", 1745, 6160, 179.1,
-     148, 738, 43},
-    {"GB200", "NVIDIA GB200", kBlackwell, 1939, 6160, 185.1, 148, 738, 43, false, 72},
-    {"GB300", "NVIDIA GB300", kBlackwell, 1939, 6160, 277.6, 148, 738, 86, false, 72},
+     148, 738, 43, 1000},
+    {"GB200", "NVIDIA GB200", kBlackwell, 1939, 6160, 185.1, 148, 738, 43, 1200, false, 72},
+    {"GB300", "NVIDIA GB300", kBlackwell, 1939, 6160, 277.6, 148, 738, 86, 1400, false, 72},
     {"A100", "NVIDIA A100",
      "matmul: ml-engineering (SXM); copy by H100's share of its data sheet; links: nccl-tests issue 149", 271.2, 1566,
-     79.3, 108, 230, 21.5},
+     79.3, 108, 230, 21.5, 400},
     {"A100-PCIe", "NVIDIA A100",
      "matmul: ml-engineering (PCIe); copy by H100's share of its data sheet; links: PCIe 4, guessed", 252.9, 1486, 79.3,
-     108, 20, 10},
-    {"L40S", "NVIDIA L40S", kCard, 290.7, 665, 45, 142, 20, 10, false},
-    {"A6000", "NVIDIA RTX A6000", kCard, 124.3, 591, 47.8, 84, 20, 10, false},
-    {"RTX4090", "NVIDIA GeForce RTX 4090", kCard, 132.7, 776, 23.9, 128, 20, 10, false},
-    {"RTX5090", "NVIDIA GeForce RTX 5090", kCard, 168.2, 1380, 31.8, 170, 40, 10, false},
+     108, 20, 10, 300},
+    {"L40S", "NVIDIA L40S", kCard, 290.7, 665, 45, 142, 20, 10, 350, false},
+    {"A6000", "NVIDIA RTX A6000", kCard, 124.3, 591, 47.8, 84, 20, 10, 300, false},
+    {"RTX4090", "NVIDIA GeForce RTX 4090", kCard, 132.7, 776, 23.9, 128, 20, 10, 450, false},
+    {"RTX5090", "NVIDIA GeForce RTX 5090", kCard, 168.2, 1380, 31.8, 170, 40, 10, 575, false},
 };
 // bf16 on an H200 (docs/performance.md). Matmuls: means of the library's products of GPT-2 124M and 1558M of these
 // sizes, as shares of the fastest one; a slower card reaches the same share with as much less work. Attention: cuDNN's
@@ -139,6 +141,7 @@ Machine known_machine(const std::string& given, bool tf32) {
                 .copy_bytes_per_second = gpu.copy_gbs * 1e9,
                 .kernel_seconds = kKernelSeconds,
                 .memory_bytes = gpu.memory_gib * (1 << 30),
+                .watts = gpu.watts,
                 .multiprocessors = gpu.multiprocessors,
                 .devices_per_node = gpu.devices_per_node,
                 .intra = {gpu.intra_gbs * 1e9, kIntraSeconds},
@@ -163,6 +166,7 @@ Json to_json(const Machine& m) {
                          {"copy_bytes_per_second", m.copy_bytes_per_second},
                          {"kernel_seconds", m.kernel_seconds},
                          {"memory_bytes", m.memory_bytes},
+                         {"watts", m.watts},
                          {"multiprocessors", m.multiprocessors},
                          {"devices_per_node", m.devices_per_node},
                          {"intra", json_of(m.intra)},
@@ -183,6 +187,7 @@ Machine machine_from(const Json& json) {
     m.copy_bytes_per_second = json.at("copy_bytes_per_second").as_number();
     m.kernel_seconds = json.at("kernel_seconds").as_number();
     m.memory_bytes = json.at("memory_bytes").as_number();
+    m.watts = optional("watts");
     m.multiprocessors = static_cast<int>(json.at("multiprocessors").as_whole(1 << 16));
     m.devices_per_node = static_cast<int>(json.at("devices_per_node").as_whole(1 << 16));
     m.intra = link_of(json.at("intra"));

@@ -30,6 +30,7 @@ struct Machine {
     double copy_bytes_per_second = 0;                      // bytes read plus bytes written
     double kernel_seconds = 0;                             // gap between two kernels of a stream
     double memory_bytes = 0;                               // per device
+    double watts = 0;                                      // highest power of a device; 0: not known
     int multiprocessors = 0;                               // 0: communication slows nothing down
     int devices_per_node = 8;
     Link intra, inter;       // inside a node, and between nodes
