@@ -106,6 +106,10 @@ kwh=$(said 'energy: at most ([0-9.]+) kWh, with every GPU at its power limit of 
 awk -v e="${kwh:-0}" -v h="$most" 'BEGIN { exit !(e > 0 && e / (0.7 * h) > 0.98 && e / (0.7 * h) < 1.02) }'
 verdict $? "energy is the most GPU-hours times 0.7 kW: $kwh of $most: $(grep ^energy "$work/out")"
 expect 0 "GPU at its power limit of 450 W" "${short[@]}" --gpu rtx4090 --verbose 1
+# fp32: weights twice and both moments
+expect 0 "storage: checkpoints of 53.1 MB each; tokenized data 133 MB for one epoch, 2 bytes a token" "${short[@]}" --tokens 20x
+expect 0 "storage: checkpoints of 53.1 MB each, at most 4 kept: 213 MB; " "${short[@]}" --tokens 20x -o "$work/run" --checkpoint-every 1000 --keep-checkpoints 3 --verbose 1
+expect 0 '"data_bytes": 4000000.0' "${short[@]}" --vocab-size 65537 --tokens 1M --json 1
 expect 0 "warning: communication shows" "${short[@]}" --link-intra 0.1,10
 expect 0 "Times are 2 times the best case: --efficiency 0.5." "${short[@]}" --tokens 20x --efficiency 0.5
 half=$(said '.*, ([0-9.]+) GPU-hours.*')

@@ -2,15 +2,21 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 
 #include "llmc/base/log.h"
 #include "llmc/base/refuse.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/saved_tensors.h"
+#include "llmc/data/token_file.h"
 #include "llmc/io/file.h"
 #include "llmc/model/parameters/param_table.h"
 #include "llmc/model/precision.h"
 #include "llmc/optim/optimizer_state.h"
+#include "llmc/parallel/compression/grad_compression.h"
 #include "llmc/parallel/expert_parallel.h"
 #include "llmc/plan/closed_form.h"
 #include "llmc/plan/search.h"
@@ -67,6 +73,23 @@ void settle_recompute(PlannedRun& run, const Machine& machine) {
         }
         if (most <= machine.allowed_bytes()) return;
     }
+}
+
+Storage storage_of(const Plan& plan) {
+    const Options& o = plan.run.options;
+    const MeshShape& mesh = plan.run.mesh;
+    const double steps = std::ceil(plan.tokens / static_cast<double>(o.tokens_per_step()));
+    const int last = static_cast<int>(std::min<double>(steps, std::numeric_limits<int>::max()));
+    Storage storage;
+    storage.checkpoint_bytes = static_cast<double>(
+        checkpoint_tensor_bytes(ParamTable(plan.run.config), optimizer_states(o, mesh),
+                                o.has_replicas() ? replica_of(mesh, {}).replicas : 1, compressed_sums(mesh)));
+    storage.checkpoints =
+        checkpoints_to_come({}, last, o.checkpoint_every, {o.keep_checkpoints, o.major_checkpoint_every});
+    if (o.keep_best) storage.checkpoints += 2;   // the next one is written beside the last
+    storage.token_bytes = static_cast<int>(
+        bytes_per_token(plan.run.config.vocab_size <= 0x10000 ? TokenFormat::gpt2 : TokenFormat::llama3));
+    return storage;
 }
 
 // Returns true if the options allow a --zero-group of at most `most` ranks.
@@ -274,6 +297,7 @@ Plan make_plan(const Options& options) {
     plan.replayed = can_record_steps() && plan.most_bytes() <= kMostRecordedBytes;
     plan.step = plan.replayed ? step_time(run.options, run.config, run.mesh, plan.machine)
                               : closed_form_time(run.options, ParamTable(run.config), run.mesh, plan.machine);
+    plan.storage = storage_of(plan);
     plan.range = time_range(run.options, run.config, plan.machine);
     plan.fewest_devices = fewest_devices(options, plan.machine, kMostDevices);
     plan.warnings = warnings_of(plan);

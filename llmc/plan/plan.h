@@ -26,6 +26,13 @@ struct Limit {
     std::string relief;   // options that help
 };
 
+// Room on disk.
+struct Storage {
+    double checkpoint_bytes = 0;     // tensors of one
+    std::uint64_t checkpoints = 0;   // kept at the same time, at most
+    int token_bytes = 0;             // size of a token in tokenized data
+};
+
 // With the vocabulary's padding, and without, as exported; `active`: without the experts that a token does not go to.
 struct ParameterCounts {
     double padded = 0, exported = 0, active_padded = 0, active_exported = 0;
@@ -39,9 +46,10 @@ struct Plan {
     std::vector<StageMemory> memory;     // first stage, fullest in between, last stage
     std::optional<int> fewest_devices;   // that hold the model in some layout
     bool replayed = false;               // `step` is of a replay, else of closed forms
-    StepTime step;                       // the best case
-    TimeRange range;                     // multiplies the times of `step`
-    ScalingLaw::Optimum best;            // for the same FLOPs
+    Storage storage;
+    StepTime step;              // the best case
+    TimeRange range;            // multiplies the times of `step`
+    ScalingLaw::Optimum best;   // for the same FLOPs
     std::vector<std::string> warnings;
     std::vector<Limit> limits;   // the three nearest, the nearest first
 

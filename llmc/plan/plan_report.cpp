@@ -47,6 +47,13 @@ std::string time_text(double low, double high) {
     return ends_text(low, high) + " seconds";
 }
 
+std::string disk_text(double bytes) {
+    for (const auto& [size, unit] : {std::pair(1e15, " PB"), {1e12, " TB"}, {1e9, " GB"}}) {
+        if (bytes >= size) return figure(bytes / size) + unit;
+    }
+    return figure(bytes / 1e6) + " MB";
+}
+
 std::string step_text(double seconds) {
     return seconds < 10 ? formatted("%.3f ms", 1e3 * seconds) : formatted("%.3f s", seconds);
 }
@@ -112,6 +119,16 @@ std::string energy_line(const Plan& plan) {
     const std::string amount = kwh < 1000 ? figure(kwh) + " kWh" : figure(1e-3 * kwh) + " MWh";
     return text("energy: at most ", amount, ", with every GPU at its power limit of ", figure(plan.machine.watts),
                 " W (data sheet) until the late end; hosts, network and cooling not included\n");
+}
+
+std::string storage_line(const Plan& plan) {
+    const Storage& storage = plan.storage;
+    const auto kept = static_cast<double>(storage.checkpoints);
+    std::string line = "storage: checkpoints of " + disk_text(storage.checkpoint_bytes) + " each";
+    if (storage.checkpoints > 1)
+        line += text(", at most ", figure(kept), " kept: ", disk_text(kept * storage.checkpoint_bytes));
+    return line + text("; tokenized data ", disk_text(plan.tokens * storage.token_bytes), " for one epoch, ",
+                       storage.token_bytes, " bytes a token\n");
 }
 
 std::string warning_lines(const Plan& plan) {
@@ -201,7 +218,7 @@ std::string long_text(const Plan& plan) {
     out += speed_line(plan);
     out += formatted("time: %.4g days, %.4g GPU-hours", plan.seconds() / kSecondsPerDay, plan.device_hours());
     if (o.plan.price > 0) out += formatted(", %.4g at %g each", plan.device_hours() * o.plan.price, o.plan.price);
-    out += "\n" + energy_line(plan);
+    out += "\n" + energy_line(plan) + storage_line(plan);
     const Failures failures = failures_of(plan);
     const double interval = best_checkpoint_interval(failures);
     out += formatted(
@@ -238,7 +255,7 @@ std::string plan_headline(const Plan& plan) {
 std::string plan_text(const Plan& plan) {
     if (plan.run.options.plan.verbose) return "\n" + long_text(plan);
     return "\n" + layout_line(plan) + fullest_memory(plan) + parts_of_step(plan) + form_line(plan) + speed_line(plan) +
-           energy_line(plan) + limit_lines(plan, 0.05) + warning_lines(plan);
+           energy_line(plan) + storage_line(plan) + limit_lines(plan, 0.05) + warning_lines(plan);
 }
 
 std::string plan_json(const Plan& plan) {
@@ -285,6 +302,9 @@ std::string plan_json(const Plan& plan) {
                                  {"gpu_hours", plan.device_hours()},
                                  {"cost", price > 0 ? Json(plan.device_hours() * price) : Json()},
                                  {"energy_kwh", plan.machine.watts > 0 ? Json(plan.energy_kwh()) : Json()},
+                                 {"checkpoint_bytes", plan.storage.checkpoint_bytes},
+                                 {"checkpoints", static_cast<double>(plan.storage.checkpoints)},
+                                 {"data_bytes", plan.tokens * plan.storage.token_bytes},
                                  {"range", to_json(plan.range)},
                                  {"warnings", Json::array(warnings)},
                                  {"limits", Json::array(limits)}}),
