@@ -234,6 +234,32 @@ refused "--search 1 without --processes" "${plan[@]}" --search 1 --total-batch 8
 refused "--processes 16 --tp 4 --dp 8: the layout has 32 ranks" "${plan[@]}" --processes 16 --tp 4 --dp 8
 expect 0 "would let data parallelism use all 3 GPUs." "${plan[@]}" --search 1 --processes 3 --pp 3 --total-batch 2048
 
+# ---- by a deadline: the cheapest number of GPUs, whose late end is in time; what --search says of as many
+by=("$train_gpt" plan --heads 4 --seq-len 128 "${model[@]}" --gpu H100 --total-batch 131072 --tokens 300B)
+expect 0 "Deadline 8h: met. At the late end of the range the run takes " "${by[@]}" --deadline 8h --price 2.5
+head -n 1 "$work/out" | grep -qE ' takes 7\.[0-9]+ hours on 16 H100\.$' && grep -qE '^ +8 H100 +1[0-9.]+ hours +[0-9]+ GPU-hours +[0-9]+$' "$work/out" &&
+    grep -qE '^ +16 H100 +7\.[0-9]+ hours .* planned below$' "$work/out" && grep -q '^layout: 16 devices ' "$work/out"
+verdict $? "16 GPUs are in time, 8 are not: $(head -n 12 "$work/out")"
+fits=$(grep '^Fits: ' "$work/out")
+expect 0 "${fits:-no line}" "${by[@]}" --search 1 --processes 16 --price 2.5
+expect 0 "takes 15.2 hours on 8 H100." "${by[@]}" --deadline 3d --dp 8 --tp 1 --pp 1
+expect 0 ' on 1 H100.' "${by[@]}" --deadline 52w
+expect 0 '"meets_deadline": true,' "${by[@]}" --deadline 36h --json 1
+! grep -q '"tried": \[\]' "$work/out" && grep -q '"step_seconds"' "$work/out"
+verdict $? "the numbers that were searched are in the JSON: $(tail -n 40 "$work/out")"
+few=("${by[@]}" --total-batch 512)   # a step has four sequences
+expect 0 "Deadline 1h: not met. The earliest end found, at the late end of the range, is after " "${few[@]}" --deadline 1h
+end=$(said 'Deadline 1h: .* on ([0-9]+) H100\.$')
+awk -v chosen="${end:-0}" '$2 == "H100" && $4 ~ /days|hours/ { time = $3 * ($4 == "days" ? 24 : 1); if ($1 == chosen) own = time; if (!least || time < least) least = time; n++ }
+    END { exit !(n > 1 && own > 0 && own <= least) }' "$work/out"
+verdict $? "no number of GPUs ends earlier than $end: $(head -n 9 "$work/out")"
+for value in soon 14 14y -2d 0d d 1e9w; do
+    refused "--deadline $value: expected a time in hours, days or weeks, as 36h, 14d or 2w" "${by[@]}" --deadline=$value
+done
+refused "--deadline with --processes" "${by[@]}" --deadline 2d --processes 8
+refused "a search of layouts without --total-batch" "${plan[@]}" --deadline 2d
+refused "--deadline: no layout of 1 to 16384 GPUs divides this model and batch, and fits" "${by[@]}" --deadline 2d --tp 3
+
 # ---- a machine that is measured, a plan for it, and the run
 numbers_as_data 4000 2000
 run=(--layers 2 --heads 2 --channels 32 --seq-len 32 --micro-batch 2 --recompute none)

@@ -530,6 +530,20 @@ void OptionTable::add_options_of_plan(Options& o) {
         string("--tokens", p.tokens,
                "to train on, as 300B or 300e9; 20x: per parameter, all experts counted; 20x-active: per parameter of a "
                "token's own experts and the rest; empty: those of --max-steps, else 20x"));
+    OptionRow& deadline = number("--deadline", p.deadline, 0, 1e6,
+                                 "find the cheapest number of GPUs with which the run ends within this time, as 36h, "
+                                 "14d or 2w, at the late end of the range, and plan that; 0: none");
+    deadline.expected = "expected a time in hours, days or weeks, as 36h, 14d or 2w";
+    deadline.read = [&p, read_number = deadline.read](const std::string& value) {
+        for (const auto& [unit, seconds] : {std::pair('h', 3600.0), {'d', 86400.0}, {'w', 7 * 86400.0}}) {
+            if (!value.ends_with(unit)) continue;
+            if (!read_number(value.substr(0, value.size() - 1)) || p.deadline == 0) return false;
+            p.deadline *= seconds;
+            return true;
+        }
+        return value == "0" && read_number(value);
+    };
+    of_plan(deadline.typed("TIME"));
     of_plan(choice("--search", p.search, "find the fastest layout of as many devices that fits, and plan that"));
     of_plan(string("--compare", p.compare,
                    "a run's --output-dir: what it measured stands beside what is planned of the same options"));

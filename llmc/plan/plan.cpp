@@ -306,28 +306,46 @@ Plan make_plan(const Options& options) {
     return plan;
 }
 
+// Returns the seconds that a step may take in the best case, so that the late end of the range is in time.
+static double step_by_deadline(const Options& options, const Machine& machine) {
+    const ModelConfig config = planned_model(options);
+    const double steps =
+        planned_tokens(options, count_parameters(ParamTable(config))) / static_cast<double>(options.tokens_per_step());
+    return options.plan.deadline / (steps * time_range(options, config, machine).most);
+}
+
 int plan_run(const Options& requested) {
     Options options = requested;
     const bool json = options.plan.json;
     std::string layouts;
-    if (options.plan.search) {
-        refuse_if(options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
-                  "Give --processes, as in --processes 8.");
+    const bool by_deadline = options.plan.deadline > 0;
+    DevicesFound devices{};
+    if (options.plan.search || by_deadline) {
+        refuse_if(!by_deadline && options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
+                  "Give --processes, as in --processes 8, or a --deadline.");
+        refuse_if(by_deadline && options.startup.ranks > 0, "--deadline with --processes",
+                  "--deadline finds the number of GPUs; a plan with --processes says when so many are done.");
         check_processes(options, true);
         if (!options.plan.kept.contains("--micro-batch")) options.micro_batch = kAutoMicroBatch;
         const Machine machine = planned_machine(options);
         auto is_given = [&](const char* name) { return requested.plan.kept.contains(name); };
-        const std::vector<Candidate> found =
-            search_layouts(options, machine, options.startup.ranks,
-                           [&](const Options& other) { return keeps_given(requested, other, is_given); });
-        const std::string batches = batches_for_all(options, options.startup.ranks);
+        auto is_allowed = [&](const Options& other) { return keeps_given(requested, other, is_given); };
+        std::vector<Candidate> found;
+        if (by_deadline) {
+            devices = search_devices(options, machine, step_by_deadline(requested, machine), kMostDevices, is_allowed);
+            found = devices.layouts;
+        } else {
+            found = search_layouts(options, machine, options.startup.ranks, is_allowed);
+        }
+        const std::string batches = by_deadline ? "" : batches_for_all(options, options.startup.ranks);
         layouts = "\n" + search_text(found, machine, options.plan.verbose ? kMostLayouts : kFewLayouts) +
                   (batches.empty() ? "" : batches + "\n");
         options = found.front().run.options;
     }
-    const Plan plan = make_plan(options);
+    Plan plan = make_plan(options);
+    plan.tried = devices.tried, plan.meets_deadline = devices.in_time;
     if (!options.plan.svg.empty()) write_whole(real_files(), options.plan.svg, plan_svg(plan));
-    if (!json) std::fputs(plan_headline(plan).c_str(), stdout);
+    if (!json) std::fputs((deadline_text(plan) + plan_headline(plan)).c_str(), stdout);
     std::fputs(layouts.c_str(), json ? stderr : stdout);
     std::fputs((json ? plan_json(plan) : plan_text(plan)).c_str(), stdout);
     if (!options.plan.compare.empty()) {

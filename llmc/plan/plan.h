@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/io/file.h"
+#include "llmc/plan/deadline.h"
 #include "llmc/plan/machine/machine.h"
 #include "llmc/plan/memory_plan.h"
 #include "llmc/plan/scaling_law.h"
@@ -47,9 +48,11 @@ struct Plan {
     std::optional<int> fewest_devices;   // that hold the model in some layout
     bool replayed = false;               // `step` is of a replay, else of closed forms
     Storage storage;
-    StepTime step;              // the best case
-    TimeRange range;            // multiplies the times of `step`
-    ScalingLaw::Optimum best;   // for the same FLOPs
+    StepTime step;                     // the best case
+    TimeRange range;                   // multiplies the times of `step`
+    ScalingLaw::Optimum best;          // for the same FLOPs
+    std::vector<DevicesTried> tried;   // numbers of GPUs, with --deadline; steps in the best case
+    bool meets_deadline = false;       // at the late end of the range
     std::vector<std::string> warnings;
     std::vector<Limit> limits;   // the three nearest, the nearest first
 
@@ -78,6 +81,8 @@ Plan make_plan(const Options& options);
 // Returns the limits of memory (its largest line), of each link and of the bubble, which are allowed kAllowedIdle of
 // the time each; the nearest first.
 std::vector<Limit> all_limits(const Plan& plan);
+// Returns a line whether --deadline is met, and one for each number of GPUs that was searched; empty without it.
+std::string deadline_text(const Plan& plan);
 // Returns three lines: whether it fits, time and money; the compute-optimal model; where the range of times is from.
 std::string plan_headline(const Plan& plan);
 // Returns what follows: layout, memory of the fullest rank, time, limits and warnings; with --verbose 1 all there is.

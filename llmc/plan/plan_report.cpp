@@ -230,6 +230,27 @@ std::string long_text(const Plan& plan) {
 
 }   // namespace
 
+std::string deadline_text(const Plan& plan) {
+    if (plan.tried.empty()) return "";
+    const double deadline = plan.run.options.plan.deadline, price = plan.run.options.plan.price,
+                 latest = plan.range.most * plan.seconds();
+    const std::string end = text(time_text(latest, latest), " on ", plan.run.mesh.size(), " ", plan.machine.name);
+    const bool whole_days = std::fmod(deadline, kSecondsPerDay) == 0;
+    std::string lines =
+        "Deadline " + (whole_days ? figure(deadline / kSecondsPerDay) + "d: " : figure(deadline / 3600) + "h: ") +
+        (plan.meets_deadline
+             ? "met. At the late end of the range the run takes " + end + ".\n"
+             : "not met. The earliest end found, at the late end of the range, is after " + end + ".\n");
+    for (const DevicesTried& tried : plan.tried) {
+        const double seconds = latest * tried.step_seconds / plan.step.seconds, hours = tried.devices * seconds / 3600;
+        lines += formatted("  %6d %s  %14s  %10s GPU-hours", tried.devices, plan.machine.name.c_str(),
+                           time_text(seconds, seconds).c_str(), figure(hours).c_str());
+        if (price > 0) lines += formatted("  %10s", figure(hours * price).c_str());
+        lines += tried.devices == plan.run.mesh.size() ? "  planned below\n" : "\n";
+    }
+    return lines + "\n";
+}
+
 std::string plan_headline(const Plan& plan) {
     const double least = plan.range.least, most = plan.range.most, hours = plan.device_hours(),
                  price = plan.run.options.plan.price;
@@ -259,7 +280,7 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string plan_json(const Plan& plan) {
-    std::vector<Json> memory, groups, limits, warnings(plan.warnings.begin(), plan.warnings.end());
+    std::vector<Json> memory, groups, limits, tried, warnings(plan.warnings.begin(), plan.warnings.end());
     for (const Limit& limit : plan.limits) {
         limits.push_back(Json::object({{"what", limit.what}, {"share", limit.share}, {"relief", limit.relief}}));
     }
@@ -275,6 +296,9 @@ std::string plan_json(const Plan& plan) {
                                        {"bytes", group.bytes},
                                        {"seconds", group.seconds},
                                        {"exposed_seconds", group.exposed}}));
+    }
+    for (const DevicesTried& one : plan.tried) {
+        tried.push_back(Json::object({{"devices", one.devices}, {"step_seconds", one.step_seconds}}));
     }
     const double price = plan.run.options.plan.price;
     return to_text(Json::object({{"parameters", plan.parameters.padded},
@@ -306,6 +330,8 @@ std::string plan_json(const Plan& plan) {
                                  {"checkpoints", static_cast<double>(plan.storage.checkpoints)},
                                  {"data_bytes", plan.tokens * plan.storage.token_bytes},
                                  {"range", to_json(plan.range)},
+                                 {"meets_deadline", tried.empty() ? Json() : Json(plan.meets_deadline)},
+                                 {"tried", Json::array(tried)},
                                  {"warnings", Json::array(warnings)},
                                  {"limits", Json::array(limits)}}),
                    1) +

@@ -47,6 +47,7 @@ struct PlanOptions {
     double price = 0;                     // per GPU-hour
     double gpu_memory = 0;                // GiB of a device; 0: the machine's
     double efficiency = 0;                // share of the best case's speed; 0: not known
+    double deadline = 0;                  // seconds in which the run must end; 0: none
     bool search = false, json = false, verbose = false;
     std::set<std::string> kept;   // options that were given: --search keeps theirs
     std::string svg;              // file for the picture
