@@ -102,7 +102,7 @@ verdict $? "the parts of a step make the step: $(cat "$work/out")"
 hours=$(said '.*, ([0-9.]+) to [0-9.]+ GPU-hours.*') most=$(said '.*, [0-9.]+ to ([0-9.]+) GPU-hours.*')
 awk -v a="$hours" -v b="$most" 'BEGIN { exit !(a > 0 && b / a > 1.89 && b / a < 1.93) }'
 verdict $? "GPU-hours from the best case to 1.91 times as many: $hours to $most"
-kwh=$(said 'energy: at most ([0-9.]+) kWh, with every GPU at its power limit of 700 W .*')
+kwh=$(said 'energy: ([0-9.]+) kWh at the late end, with every GPU at its power limit of 700 W .*')
 awk -v e="${kwh:-0}" -v h="$most" 'BEGIN { exit !(e > 0 && e / (0.7 * h) > 0.98 && e / (0.7 * h) < 1.02) }'
 verdict $? "energy is the most GPU-hours times 0.7 kW: $kwh of $most: $(grep ^energy "$work/out")"
 expect 0 "GPU at its power limit of 450 W" "${short[@]}" --gpu rtx4090 --verbose 1
@@ -258,7 +258,9 @@ for value in soon 14 14y -2d 0d d 1e9w; do
 done
 refused "--deadline with --processes" "${by[@]}" --deadline 2d --processes 8
 refused "a search of layouts without --total-batch" "${plan[@]}" --deadline 2d
-refused "--deadline: no layout of 1 to 16384 GPUs divides this model and batch, and fits" "${by[@]}" --deadline 2d --tp 3
+expect 0 "Deadline 40d: met. At the late end of the range the run takes " "${by[@]}" --total-batch 128 --deadline 40d   # one sequence
+expect 0 'on 72 GB200' "${by[@]}" --gpu GB200 --total-batch 147456 --deadline 3h
+refused "--deadline: of the numbers of GPUs that were searched, powers of two from 1 to 16384, none has a layout" "${by[@]}" --deadline 2d --tp 3
 
 # ---- a machine that is measured, a plan for it, and the run
 numbers_as_data 4000 2000

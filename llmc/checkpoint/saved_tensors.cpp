@@ -395,12 +395,26 @@ std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const st
     return std::make_unique<SavedState>(files, folder, state);
 }
 
-std::optional<TensorType> saved_type(const FileSystem& files, const std::string& folder, const ParamTable& table,
-                                     const std::string& state) {
+bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table,
+                 const std::string& state) {
+    const ParamInfo& info = table[table.unit_params(0).front()];
+    return SafetensorsFile(files, folder + "/" + unit_file("optimizer", table, info.unit))
+               .find(state + "." + info.name) != nullptr;
+}
+
+std::vector<std::string> about_types(const FileSystem& files, const std::string& folder,
+                                     const TrainedTensors& tensors) {
+    const ParamTable& table = tensors.storage().table();
     const ParamInfo& info = table[table.unit_params(0).front()];
     const SafetensorsFile file(files, folder + "/" + unit_file("optimizer", table, info.unit));
-    const TensorEntry* const entry = file.find(state + "." + info.name);
-    return entry != nullptr ? std::optional(entry->type) : std::nullopt;
+    std::vector<std::string> words;
+    for (const OptimizerState& state : tensors.states) {
+        const TensorEntry* const entry = file.find(state.name + "." + info.name);
+        if (entry == nullptr || bytes_of(entry->type) == size_of(state.type)) continue;
+        words.push_back(text(state.name, " was saved in ", entry->type == TensorType::F32 ? "fp32" : "bf16",
+                             " and is kept in ", name_of(state.type), " from here on"));
+    }
+    return words;
 }
 
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state) {

@@ -24,7 +24,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -97,9 +96,11 @@ private:
 std::unique_ptr<WeightSource> open_saved_state(const FileSystem& files, const std::string& folder,
                                                const std::string& state);
 
-// Returns the type in which a checkpoint holds a state of the optimizer; nothing: it holds none.
-std::optional<TensorType> saved_type(const FileSystem& files, const std::string& folder, const ParamTable& table,
-                                     const std::string& state);
+// Tells whether a checkpoint holds a state of the optimizer.
+bool holds_state(const FileSystem& files, const std::string& folder, const ParamTable& table, const std::string& state);
+
+// Returns sentences about states that a checkpoint holds in a type other than the run's.
+std::vector<std::string> about_types(const FileSystem& files, const std::string& folder, const TrainedTensors& tensors);
 
 // Tells whether a checkpoint holds this rank's tensors of a state, in their shapes.
 bool holds_whole_state(const FileSystem& files, const std::string& folder, const OptimizerState& state);

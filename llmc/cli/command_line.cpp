@@ -464,7 +464,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
         o.vocab_size = static_cast<int>(published_vocabulary(o.model));
     }
     const bool size_is_open = o.micro_batch == kAutoMicroBatch || !given.contains("--micro-batch");
-    if (verb == Verb::plan && o.plan.search && size_is_open) {   // the search chooses it
+    const bool searches = o.plan.search || o.plan.deadline > 0;
+    if (verb == Verb::plan && searches && size_is_open) {   // the search chooses it
         o.plan.kept.erase("--micro-batch");
         o.micro_batch = 1;
     }

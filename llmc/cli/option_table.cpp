@@ -306,11 +306,11 @@ void OptionTable::add_options_of_training(Options& o, CommandLineOptions& beside
     taken_by(train, check);
     choice(
         "--master-weights,-w", o.master_weights,
-        "keep fp32 copies of bf16 weights; compact: their lower 16 bits beside the bf16 weights, for the same result "
-        "in 2 bytes less a parameter; 0: stochastic rounding; fp32 builds have none of these")
+        "keep fp32 copies of bf16 weights; compact: their lower 16 bits beside the bf16 weights, with the same result, "
+        "2 bytes a parameter less; 0: stochastic rounding; fp32 builds have none of these")
         .is_switch = true;
     choice("--moments", o.moments,
-           "type of the optimizer's moments; bf16: rounded stochastically, in 4 bytes less a parameter with AdamW");
+           "type of the optimizer's moments; bf16: rounded stochastically, with AdamW 4 bytes a parameter less");
     number("--gelu-fusion", o.gelu_fusion, 0, 2,
            "GELU as part of a matmul, llm.c's -ge; 0: no, 1: in forward, 2: in backward too")
         .llmc("-ge");

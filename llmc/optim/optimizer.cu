@@ -78,7 +78,7 @@ void Optimizer::make_tables(Arena& arena) {
                               .master = weights != states_.end() ? address(weights->values.as<float>()) : nullptr,
                               .gradient = address(gradients_),
                               .m = address(buffers(m)),
-                              .v = has_second_moment(rule) ? address(buffers("v")) : TypedPointer(),
+                              .v = has_second_moment(rule) && &to != &averages ? address(buffers("v")) : TypedPointer(),
                               .count = part.length,
                               .weight_decay = info.decays ? options_.weight_decay : 0.0f,
                               .tensor_key = info.random_tensor(),

@@ -1,7 +1,6 @@
 #include "llmc/plan/deadline.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -41,24 +40,27 @@ DevicesFound search_devices(const Options& options, const Machine& machine, doub
     auto in_time = [&](int devices) { return step_of(devices) <= step_seconds; };
     auto cost = [&](int devices) { return devices * step_of(devices); };
     const double least = least_devices(options, machine, step_seconds);
+    const int node = machine.devices_per_node;
+    auto more = [&](int devices) { return devices < node ? std::min(2 * devices, node) : 2 * devices; };
     int first = 1;
-    while (first < least && first <= most / 2) first *= 2;
+    while (first < least && more(first) <= most) first = more(first);
 
-    int devices = first, chosen = 0;
-    while (!in_time(devices) && devices <= most / 2) {
-        const double before = devices > first ? step_of(devices / 2) : kNever;
-        if (before < kNever && step_of(devices) >= before) break;   // more GPUs do not help
-        devices *= 2;
+    int devices = first, chosen = 0, useless = 0;
+    for (double before = kNever; !in_time(devices) && more(devices) <= most; devices = more(devices)) {
+        const double now = step_of(devices);
+        useless = now < before || now == kNever ? 0 : useless + 1;
+        if (useless == 2) break;   // more GPUs do not help
+        before = std::min(before, now);
     }
     const bool found = in_time(devices);
     if (found) {
         auto try_eighths = [&](int eighths) {
-            const int fewer = devices * eighths / 8, node = machine.devices_per_node;
+            const int fewer = devices * eighths / 8;
             const bool is_whole = devices * eighths % 8 == 0 && (fewer <= node || fewer % node == 0);
             return is_whole && fewer >= least && in_time(fewer);
         };
         try_eighths(try_eighths(6) ? 5 : 7);
-        while (devices <= most / 2 && cost(2 * devices) < kCheaper * cost(devices)) devices *= 2;
+        while (more(devices) <= most && cost(more(devices)) < kCheaper * cost(devices)) devices = more(devices);
         for (const auto& [number, layouts] : searched) {
             if (in_time(number) && (chosen == 0 || cost(number) < kCheaper * cost(chosen))) chosen = number;
         }
@@ -73,11 +75,12 @@ DevicesFound search_devices(const Options& options, const Machine& machine, doub
         }
     }
     if (chosen == 0) {
-        throw Error(
-            ErrorKind::usage,
-            text("--deadline: no layout of ", searched.begin()->first, " to ", searched.rbegin()->first,
-                 " GPUs divides this model and batch, and fits into nine tenths of ", size_text(machine.memory_bytes)),
-            "Leave more of the layout open, or give another --total-batch, --micro-batch or --seq-len.");
+        throw Error(ErrorKind::usage,
+                    text("--deadline: of the numbers of GPUs that were searched, powers of two from ",
+                         searched.begin()->first, " to ", searched.rbegin()->first,
+                         ", none has a layout that divides this model and batch and fits into nine tenths of ",
+                         size_text(machine.memory_bytes)),
+                    "Leave more of the layout open, or give another --total-batch, --micro-batch or --seq-len.");
     }
     DevicesFound all{searched[chosen], {}, found};
     for (const auto& [number, layouts] : searched) {

@@ -1,8 +1,9 @@
 // Finds the number of GPUs with which a run ends in time at the least cost: plan --deadline.
 //
-// It searches the layouts (search.h) of powers of two, from the fewest GPUs that could make it at the speed of their
-// fastest operations; then of 5, 6 and 7 eighths of the first power that is in time, in whole nodes; then of larger
-// powers, while these cost less. No power in time: the next smaller ones, too, for the earliest end.
+// It searches the layouts (search.h) of powers of two, above a node of nodes, from the fewest GPUs that could make it
+// at the speed of their fastest operations; then of 5, 6 and 7 eighths of the first such number that is in time, in
+// whole nodes; then of larger ones, while these cost less. None in time: the next smaller ones, too, for the earliest
+// end.
 #pragma once
 
 #include <functional>

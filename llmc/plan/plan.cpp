@@ -324,7 +324,7 @@ int plan_run(const Options& requested) {
         refuse_if(!by_deadline && options.startup.ranks <= 0, "--search 1 without --processes: for how many GPUs?",
                   "Give --processes, as in --processes 8, or a --deadline.");
         refuse_if(by_deadline && options.startup.ranks > 0, "--deadline with --processes",
-                  "--deadline finds the number of GPUs; a plan with --processes says when so many are done.");
+                  "Leave out --processes, or leave out --deadline to see how long that many GPUs take.");
         check_processes(options, true);
         if (!options.plan.kept.contains("--micro-batch")) options.micro_batch = kAutoMicroBatch;
         const Machine machine = planned_machine(options);
@@ -337,7 +337,7 @@ int plan_run(const Options& requested) {
         } else {
             found = search_layouts(options, machine, options.startup.ranks, is_allowed);
         }
-        const std::string batches = by_deadline ? "" : batches_for_all(options, options.startup.ranks);
+        const std::string batches = batches_for_all(options, found.front().run.mesh.size());
         layouts = "\n" + search_text(found, machine, options.plan.verbose ? kMostLayouts : kFewLayouts) +
                   (batches.empty() ? "" : batches + "\n");
         options = found.front().run.options;

@@ -117,8 +117,9 @@ std::string energy_line(const Plan& plan) {
     const double kwh = plan.energy_kwh() * plan.range.most;
     if (kwh == 0) return "";
     const std::string amount = kwh < 1000 ? figure(kwh) + " kWh" : figure(1e-3 * kwh) + " MWh";
-    return text("energy: at most ", amount, ", with every GPU at its power limit of ", figure(plan.machine.watts),
-                " W (data sheet) until the late end; hosts, network and cooling not included\n");
+    return text("energy: ", amount, " at the late end, with every GPU at its power limit of ",
+                figure(plan.machine.watts), " W", plan.run.options.plan.machine.empty() ? " (data sheet)" : "",
+                " all the time; hosts, network and cooling not included\n");
 }
 
 std::string storage_line(const Plan& plan) {
@@ -235,12 +236,13 @@ std::string deadline_text(const Plan& plan) {
     const double deadline = plan.run.options.plan.deadline, price = plan.run.options.plan.price,
                  latest = plan.range.most * plan.seconds();
     const std::string end = text(time_text(latest, latest), " on ", plan.run.mesh.size(), " ", plan.machine.name);
-    const bool whole_days = std::fmod(deadline, kSecondsPerDay) == 0;
+    const bool whole_days = std::fmod(deadline, kSecondsPerDay) == 0, has_range = plan.range.least < plan.range.most;
     std::string lines =
-        "Deadline " + (whole_days ? figure(deadline / kSecondsPerDay) + "d: " : figure(deadline / 3600) + "h: ") +
-        (plan.meets_deadline
-             ? "met. At the late end of the range the run takes " + end + ".\n"
-             : "not met. The earliest end found, at the late end of the range, is after " + end + ".\n");
+        formatted("Deadline %g%s: ", deadline / (whole_days ? kSecondsPerDay : 3600), whole_days ? "d" : "h") +
+        (plan.meets_deadline ? text("met. ", has_range ? "At the late end of the range the" : "The", " run takes ", end)
+                             : text("not met. The earliest end found",
+                                    has_range ? ", at the late end of the range," : "", " is after ", end)) +
+        ".\n";
     for (const DevicesTried& tried : plan.tried) {
         const double seconds = latest * tried.step_seconds / plan.step.seconds, hours = tried.devices * seconds / 3600;
         lines += formatted("  %6d %s  %14s  %10s GPU-hours", tried.devices, plan.machine.name.c_str(),

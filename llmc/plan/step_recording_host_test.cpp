@@ -187,6 +187,7 @@ void count_random_layouts(int layouts, unsigned seed) {
             o.sequence_parallel = any(false, true);
             o.grad_dtype = any(DType::fp32, dtype_of<floatX>);
             o.master_weights = any(MasterWeights::none, MasterWeights::fp32, MasterWeights::compact);
+            o.moments = any(DType::fp32, DType::bf16), o.ema = any(0.0f, 0.9f);
             o.optimizer = any(OptimizerKind::adamw, OptimizerKind::adamw, OptimizerKind::muon);
             if (any(0, 0, 1)) {   // dealt out to some ranks of a stage, or not
                 o.architecture["experts"] = 4, o.architecture["experts-per-token"] = any(1, 2);

@@ -272,9 +272,11 @@ std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>
                                Step& step, World& world, const Log& log) {
     if (inputs.checkpoint.empty()) return std::nullopt;
     RunState state;
+    std::vector<std::string> types;
     const auto load = [&](const std::string& checkpoint) {
         state = load_training_state(real_files(), checkpoint, tensors_of(step), step.stage().stream(),
                                     options.optimizer, options.reset_optimizer);
+        if (!options.reset_optimizer) types = about_types(real_files(), checkpoint, tensors_of(step));
     };
     inputs.checkpoint = read_while_there(real_files(), inputs.checkpoint, ranks_of(world), load,
                                          [&] { return find_checkpoint(options, world, log, false); });
@@ -283,12 +285,7 @@ std::optional<RunState> resume(RunInputs& inputs, const std::optional<RunRecord>
          step.sync().about_resumed(real_files(), inputs.checkpoint, state.step, options.reset_optimizer)) {
         log.line("%s", words.c_str());
     }
-    for (const OptimizerState& kept : step.optimizer().states()) {
-        const auto saved = saved_type(real_files(), inputs.checkpoint, step.stage().table(), kept.name);
-        if (options.reset_optimizer || !saved || bytes_of(*saved) == size_of(kept.type)) continue;
-        log.line("%s was saved in %zu bytes an element, and is kept in %s from here on", kept.name.c_str(),
-                 bytes_of(*saved), name_of(kept.type));
-    }
+    for (const std::string& words : types) log.line("%s", words.c_str());
     if (state.loader.T != options.seq_len) {
         log.line("--seq-len %d: samples had %lld tokens until now: a new epoch begins", options.seq_len,
                  static_cast<long long>(state.loader.T));

@@ -410,6 +410,7 @@ void with_types(const UpdateTable<Real>& table, Use&& use) {
         if constexpr (Rule::reads & has_moments) {
             with_gradient_type<bf16>(first.m.type, [&]<class Moment> { use.template operator()<Grad, Moment>(); });
         } else {
+            ENSURE(first.m.type == DType::fp32, "a rule of another state than moments, in ", name_of(first.m.type));
             use.template operator()<Grad, float>();
         }
     });

@@ -187,7 +187,7 @@ Machine machine_from(const Json& json) {
     m.copy_bytes_per_second = json.at("copy_bytes_per_second").as_number();
     m.kernel_seconds = json.at("kernel_seconds").as_number();
     m.memory_bytes = json.at("memory_bytes").as_number();
-    m.watts = optional("watts");
+    m.watts = std::max(optional("watts"), 0.0);
     m.multiprocessors = static_cast<int>(json.at("multiprocessors").as_whole(1 << 16));
     m.devices_per_node = static_cast<int>(json.at("devices_per_node").as_whole(1 << 16));
     m.intra = link_of(json.at("intra"));

@@ -170,7 +170,7 @@ std::vector<std::string> GradientSync::about_resumed(const FileSystem& files, co
                                                      bool reset) const {
     std::vector<std::string> words;
     const ParamTable& table = stage_.table();
-    const bool kept = saved_type(files, checkpoint, table, kDelayedGradient).has_value();
+    const bool kept = holds_state(files, checkpoint, table, kDelayedGradient);
     if (kept && (staleness_ == 0 || reset)) {
         words.push_back(text("the gradients of step ", step, ", which --staleness 1 kept for the next, are left out"));
     } else if (!kept && staleness_ > 0) {
