@@ -177,8 +177,7 @@ void read_masters(const SafetensorsFile& file, const TrainedTensors& tensors, co
     const TensorLayout& own_place = *masters.find(place.param);
     read_exact_weights(file, storage, place, kept, [&](std::int64_t first, const std::vector<float>& values) {
         std::vector<floatX> rounded(values.size());
-        std::ranges::transform(values, rounded.begin(),
-                               [](float value) { return static_cast<floatX>(round_half_away(value)); });
+        std::ranges::transform(values, rounded.begin(), parameter_of<floatX>);
         upload_slice<floatX>(tensors.parameters, place, first, rounded, stream);
         const std::int64_t from = std::max(first, owned),
                            to = std::min(first + static_cast<std::int64_t>(values.size()), owned_end);

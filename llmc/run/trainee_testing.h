@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/base/rng.h"
+#include "llmc/kernels/optim/master_halves.cuh"
 #include "llmc/model/download_testing.h"
 #include "llmc/process/on_ranks_testing.h"
 #include "llmc/run/save_training_state_testing.h"
@@ -109,7 +110,8 @@ struct Trainee {
             const Floats part(next, next + static_cast<std::ptrdiff_t>(elements(place)));
             next += static_cast<std::ptrdiff_t>(part.size());
             auto put = [&]<class X>(const ModelState<X>& state) {
-                const std::vector<X> rounded(part.begin(), part.end());
+                std::vector<X> rounded(part.size());
+                std::ranges::transform(part, rounded.begin(), parameter_of<X>);
                 state.unit(place.slot)
                     .upload(rounded, stream,
                             static_cast<std::size_t>(state.owned(place.param) - state.unit(place.slot).data()));

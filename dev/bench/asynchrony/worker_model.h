@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "llmc/kernels/optim/master_halves.cuh"
 #include "llmc/run/step/step.h"
 
 // Samples of training, and of a validation that is the same every time.
@@ -52,7 +53,9 @@ public:
             const std::vector<float> part(next, next + static_cast<std::ptrdiff_t>(tensor.elements));
             next += static_cast<std::ptrdiff_t>(part.size());
             auto put = [&]<class T>(const DeviceBuffer<T>& buffer, std::size_t from) {
-                buffer.upload(std::vector<T>(part.begin(), part.end()), stage_.stream(), from);
+                std::vector<T> rounded(part.size());
+                std::ranges::transform(part, rounded.begin(), parameter_of<T>);
+                buffer.upload(rounded, stage_.stream(), from);
                 wait_for(stage_.stream());
             };
             with_weights(tensor, [&](const auto& buffer, std::size_t from, std::size_t) { put(buffer, from); });

@@ -55,7 +55,7 @@ TEST_CASE("reshard: one process writes what other programs and its own reader ta
             const std::vector<float> values = weights->read(info);
             REQUIRE(values.size() == static_cast<std::size_t>(info.tensor.elements()));
             for (std::size_t i = 0; i < values.size(); i++) {
-                const auto right = kept<floatX>(value_of(Kind::master, info, static_cast<std::int64_t>(i)));
+                const auto right = parameter_of<floatX>(value_of(Kind::master, info, static_cast<std::int64_t>(i)));
                 REQUIRE(values[i] == static_cast<float>(right));
             }
         }

@@ -88,11 +88,6 @@ inline float value_of(Kind kind, const ParamInfo& info, std::int64_t element) {
     return static_cast<float>(bits >> 40) * 0x1p-23f - 1;
 }
 
-template <class T>
-T kept(float value) {
-    return sizeof(T) == 2 ? static_cast<T>(round_half_away(value)) : static_cast<T>(value);
-}
-
 // One rank's part of the state, and its expected content.
 class RankState {
 public:
@@ -195,7 +190,7 @@ private:
         for (const auto& [element, local] : homes(place, state.state(), here)) {
             const float value = value_of(kind == Kind::lower ? Kind::master : kind, info, element);
             values[static_cast<std::size_t>(local)] =
-                kind == Kind::lower ? static_cast<T>(lower_half(value)) : kept<T>(value);
+                kind == Kind::lower ? static_cast<T>(lower_half(value)) : parameter_of<T>(value);
         }
         return values;
     }

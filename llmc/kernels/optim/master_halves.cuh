@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "llmc/base/dtype.h"
 
@@ -17,6 +18,16 @@ __host__ __device__ inline std::uint32_t rounded_bits(float x) {
 }
 __host__ __device__ inline bf16 round_half_away(float x) {
     return std::bit_cast<bf16>(static_cast<std::uint16_t>(rounded_bits(x) >> 16));
+}
+
+// Returns the parameter of a master.
+template <class Real>
+__host__ __device__ inline Real parameter_of(float master) {
+    if constexpr (std::is_same_v<Real, bf16>) {
+        return round_half_away(master);
+    } else {
+        return master;
+    }
 }
 
 // Returns the lower half, as bits in a bf16: never a number.
